@@ -97,7 +97,7 @@ def test_the_kinds_of_frames():
     rows = table("Frames", "kind | name |")
     assert {name: int(kind) for kind, name, *_ in rows} == {kind.name: kind.value for kind in Kind}
     assert {name for _, name, about, *_ in rows if about == "yes"} == {kind.name for kind in protocol._ABOUT_AN_OFFER}
-    assert f"Kinds {Kind.MESSAGE} and {Kind.OFFER} are data frames." in TEXT
+    assert f"Kinds {Kind.MESSAGE.value} and {Kind.OFFER.value} are data frames." in TEXT
     assert {Kind.MESSAGE, Kind.OFFER} == set(protocol._DATA)
     for _, name, _, length, follows in rows:
         if name not in ("MESSAGE", "OFFER"):
