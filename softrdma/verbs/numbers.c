@@ -2,6 +2,7 @@
 #include "numbers.h"
 #include "address.h"
 #include "forking.h"
+#include "watch.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -162,23 +163,27 @@ struct soft_qp *soft_qp_numbered(uint32_t number)
 
 /* ---- Listening ---- */
 
-static void share(socket_handle handle, int on)
+static void share(socket_handle handle, int option, int on)
 {
-    setsockopt(handle, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    setsockopt(handle, SOL_SOCKET, option, &on, sizeof on);
 }
 
 /* Linux lets a socket listen within what another one has reserved if both would share. The other one does so only for
- * this moment: else a stranger could listen on the port's other addresses. */
+ * this moment: else a stranger could listen on the port's other addresses. Sockets with SO_REUSEPORT share with those of
+ * their user only. A process that has changed its user since it reserved the port has to do with SO_REUSEADDR. */
 static int open_ear(struct ear *ear, struct adapter *adapter, listener_arrived *arrived)
 {
+    static const int options[] = {SO_REUSEPORT, SO_REUSEADDR};
     socket_handle reserved = ear->port->reserved[ear->address.ss_family == AF_INET6];
-    nd_status status;
+    nd_status status = ND_SHARING_VIOLATION;
 
-    share(reserved, 1);
-    socket_handle handle = socket_bound(&ear->address, true, &status);
-    if (handle != NO_SOCKET)
-        status = listener_create(adapter, handle, arrived, NULL, &ear->listener);
-    share(reserved, 0);
+    for (size_t i = 0; i < COUNT_OF(options) && status == ND_SHARING_VIOLATION; i++) {
+        share(reserved, options[i], 1);
+        socket_handle handle = socket_sharing(&ear->address, options[i], &status);
+        if (handle != NO_SOCKET)
+            status = listener_create(adapter, handle, arrived, NULL, &ear->listener);
+        share(reserved, options[i], 0);
+    }
     return soft_errno(status);
 }
 

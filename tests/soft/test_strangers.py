@@ -329,6 +329,49 @@ def test_no_other_user_gets_the_port_of_a_number(keep, adapter, victim):
         }
 
 
+EXPECTS = """
+import sys
+sys.path[:0] = sys.argv[1:]
+import ndpy, test_strangers
+from helpers import Keeper
+keep = Keeper()
+with ndpy.open_adapter("soft0") as adapter:
+    test_strangers.Expecting(keep, adapter)
+    keep.close()
+"""
+
+
+def test_no_other_user_gets_the_port_of_a_number_while_it_begins_to_be_listened_to(tmp_path):
+    if shutil.which("gcc") is None:
+        pytest.skip("this needs gcc")
+    library, attacks = tmp_path / "attacked.so", tmp_path / "attacks"
+    source = Path(__file__).with_name("programs") / "attacked_listen.c"
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Werror", "-shared", "-fPIC"]
+    subprocess.run(["gcc", *flags, "-o", library, source, "-ldl"], check=True, timeout=60)
+    tests = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", EXPECTS, tests, tests / "soft", tests / "softnd"],
+        env={**os.environ, "LD_PRELOAD": str(library), "NDPY_TEST_ATTACKS": str(attacks)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done
+    tried = attacks.read_text().splitlines()
+    assert len(tried) == 9
+    assert not [line for line in tried if not line.endswith(" refused")]
+
+
+def test_a_process_that_changes_its_user_can_still_listen(keep, adapter):
+    create_end(keep, adapter)  # reserves a port, as root
+    os.seteuid(SOMEBODY)
+    try:
+        victim = Expecting(keep, adapter)
+    finally:
+        os.seteuid(0)
+    assert_peer_gets_in(victim)
+
+
 def reachable(address: str, port: int) -> bool:
     try:
         socket.create_connection((address, port), DEADLINE_S).close()

@@ -115,6 +115,11 @@ socket_handle socket_bound(const struct sockaddr_storage *address, bool listenin
     return bound(address, SOL_SOCKET, listening ? SO_REUSEADDR : 0, status);
 }
 
+socket_handle socket_sharing(const struct sockaddr_storage *address, int option, nd_status *status)
+{
+    return bound(address, SOL_SOCKET, option, status);
+}
+
 socket_handle socket_for_connecting(const struct sockaddr_storage *own, nd_status *status)
 {
     return bound(own, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, status);

@@ -25,6 +25,8 @@ void watch_stop(struct watch *watch);
 /* Takes a connection from a listening socket. Like accept4 with SOCK_NONBLOCK and SOCK_CLOEXEC, but a fork on another
  * thread cannot leave it to the child. Returns NO_SOCKET and sets errno. `peer` may be NULL. */
 socket_handle socket_accept(socket_handle listening, struct sockaddr_storage *peer);
+/* Like socket_bound(), for a socket that shares its port with others by SO_REUSEADDR or SO_REUSEPORT. */
+socket_handle socket_sharing(const struct sockaddr_storage *address, int option, nd_status *status);
 /* A socket that will connect from this address, whose port is 0. It gets a port when it connects. So ports of connections
  * that ended a short time ago can be used again, to another peer. Otherwise like socket_bound(). */
 socket_handle socket_for_connecting(const struct sockaddr_storage *own, nd_status *status);
