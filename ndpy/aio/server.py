@@ -230,6 +230,8 @@ async def _new_connection(hub: Hub, hello: Hello, close_timeout_s: float | None)
 class Server(Uncopied):
     """Accepts connections, made by serve(). Leaving its block calls close().
 
+    If the block or close() is cancelled, as Ctrl-C does, it ends at once: what was sent is delivered, and no client is waited for.
+
     Attributes:
         address: the (host, port) at which it listens. The port is never 0.
         connections: the connections whose handlers run.
