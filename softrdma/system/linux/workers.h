@@ -13,12 +13,12 @@ struct worker {
     struct lock lock;
     struct io *first, *last; /* posted */
     bool sleeping, poked, stopping;
-    bool shut; /* its gate; under the lock of driving.c */
     _Atomic int32_t sockets;
     struct channel *channels; /* free ones */
     struct channel *inherited;
     int epoll, gate, event;
     pthread_t thread;
+    bool shut; /* its gate; under the lock of driving.c, so apart from what the worker's lock is for */
 };
 
 extern struct worker workers[MAX_WORKERS];
