@@ -342,7 +342,7 @@ class QueuePair(WorkQueues):
             self._drain_queues()
             # The requests that have ended make room for the marker.
             marked = marked or self._post_marker()
-            if not self._in_flight() or time.monotonic() > deadline:
+            if (not self._in_flight() and self._native_has_last_receive()) or time.monotonic() > deadline:
                 return
             # The provider flushes in its own time, and there is no event for "all done".
             time.sleep(pause)
@@ -806,6 +806,10 @@ class QueuePair(WorkQueues):
         """The longest time to wait for the provider's flush."""
         has_failed = any(queue._failure is not None for queue in self._completion_queues)
         return 0.0 if has_failed else _FLUSH_S
+
+    def _native_has_last_receive(self) -> bool:
+        """Whether a queue pair that is flushed takes no more receives of its shared receive queue. Called under the lock."""
+        return True
 
     def _native_end_connection(self, natively: bool) -> bool:
         """Cancel the outstanding requests. Returns as _native_flush() does. A provider may have done it itself."""

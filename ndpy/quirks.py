@@ -185,6 +185,14 @@ class Quirk(enum.Enum):
         "Linux drivers/infiniband/sw/rxe/rxe_resp.c; seen on 6.1, while siw tells of each",
         driver="rdma_rxe",
     )
+    RXE_TELLS_NO_LAST_RECEIVE = Difference(
+        "rxe of some kernels does not tell when a failed queue pair takes no more receives of its shared receive queue",
+        "Linux drivers/infiniband/sw/rxe/rxe_resp.c, rxe_drain_req_pkts(): no IB_EVENT_QP_LAST_WQE_REACHED; seen on 6.1, "
+        "while 7.2.13 tells it",
+        driver="rdma_rxe",
+        last=(6, 1),
+        spared="ndpy waits for it only where it is told",
+    )
     RXE_STAYS_DRAINED = Difference(
         "on rxe, a queue pair that changes from SQD back to RTS does not begin the requests that waited, until another one is "
         "posted",
@@ -312,6 +320,13 @@ class Quirk(enum.Enum):
         driver="siw",
         first=(5, 5),
         spared="ndpy has a completion queue of its own around that offset",
+    )
+    SIW_TELLS_NO_LAST_RECEIVE = Difference(
+        "siw does not tell when a failed queue pair takes no more receives of its shared receive queue",
+        "Linux drivers/infiniband/sw/siw/siw_qp.c, siw_rq_flush(): no IB_EVENT_QP_LAST_WQE_REACHED; seen on 6.1",
+        driver="siw",
+        first=(5, 3),
+        spared="ndpy waits for it only where it is told",
     )
     SIW_CONNECT_BLOCKS = Difference(
         "siw opens the TCP connection inside rdma_connect(): with a silent host the call takes until TCP gives up, up to 127 s, "

@@ -83,6 +83,10 @@ class VerbsAdapter(Adapter):
         self._waiting_for_port: SharedWeakSet[VerbsConnector] = SharedWeakSet()
         #: By the keys of their identifiers.
         self._datagram_calls: weakref.WeakValueDictionary[int, DatagramCall[Any]] = weakref.WeakValueDictionary()
+        #: Whether the driver tells when a queue pair has taken its last shared receive. None until one has been waited for.
+        self._tells_last_receives: bool | None = None
+        if self._differences & {Quirk.RXE_TELLS_NO_LAST_RECEIVE, Quirk.SIW_TELLS_NO_LAST_RECEIVE}:
+            self._tells_last_receives = False
         self._cm_event = ffi.new("struct ndpy_cm_event *")
         self._async_event = ffi.new("struct ndpy_async_event *")
         self._context = open_context(info.name)
@@ -106,6 +110,11 @@ class VerbsAdapter(Adapter):
             self.info.max_registration_size,
             VerbsMemoryRegion,
         )
+
+    @property
+    def _verbs_device(self) -> VerbsAdapter:
+        """_device, with its class."""
+        return self
 
     def _open_channel(self) -> Any:
         def explain(number: int) -> errors.ProviderError | None:
@@ -276,6 +285,8 @@ class VerbsAdapter(Adapter):
             connector = queue_pair.connector
             if isinstance(connector, VerbsConnector):
                 connector._on_first_message()
+        elif kind == lib.IBV_EVENT_QP_LAST_WQE_REACHED:
+            queue_pair._has_last_receive = self._tells_last_receives = True
         elif kind in (lib.IBV_EVENT_QP_FATAL, lib.IBV_EVENT_QP_REQ_ERR, lib.IBV_EVENT_QP_ACCESS_ERR):
             queue_pair.failure = text(lib.ibv_event_type_str(kind))
             # A peer had no right to an access. rxe still has to answer it, and then ends the queue pair itself (see
@@ -324,6 +335,10 @@ class VerbsProtectionDomain(ProtectionDomain, VerbsAdapter):
     """It has an ibv_pd, and shares the rest with its device."""
 
     device: VerbsAdapter
+
+    @property
+    def _verbs_device(self) -> VerbsAdapter:
+        return self.device
 
     def _native_open(self) -> None:
         device = self.device

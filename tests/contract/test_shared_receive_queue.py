@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
-from defects import skip_where
+from defects import differs, skip_where
 from helpers import (
     DEADLINE_S,
     QUIET_S,
@@ -261,3 +263,49 @@ def test_notifications_that_were_given_up_leave_nothing_with_the_queue(adapter, 
     shared.close()
     with pytest.raises(ndpy.CanceledError):
         again.result(DEADLINE_S)
+
+
+def test_the_adapter_tells_of_the_last_receive_unless_the_table_says_otherwise(keep, adapter):
+    require(adapter, ndpy.Capability.EVENTS)
+    srq = keep(adapter.create_shared_receive_queue(4))
+    pair = connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter, srq=srq))
+    silent = differs(adapter, Quirk.RXE_TELLS_NO_LAST_RECEIVE) or differs(adapter, Quirk.SIW_TELLS_NO_LAST_RECEIVE)
+    with adapter.events() as events:
+        pair.server.queue_pair.flush()
+        if silent:
+            with pytest.raises(ndpy.TimeoutError):
+                while events.get(QUIET_S).kind is not ndpy.EventKind.LAST_RECEIVE_TAKEN:
+                    pass
+        else:
+            while events.get(DEADLINE_S).kind is not ndpy.EventKind.LAST_RECEIVE_TAKEN:
+                pass
+
+
+def test_a_queue_pair_is_destroyed_after_it_has_taken_its_last_shared_receive(keep, adapter):
+    require(adapter, ndpy.Capability.EVENTS)
+    skip_where(adapter, Quirk.RXE_TELLS_NO_LAST_RECEIVE)
+    skip_where(adapter, Quirk.SIW_TELLS_NO_LAST_RECEIVE)
+    srq = keep(adapter.create_shared_receive_queue(4))
+    pair = connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter, srq=srq))
+    closing = threading.Thread(target=pair.server.queue_pair.close)
+    # The thread that handles the event is held up, for less time than close() waits.
+    with adapter._events.resting(DEADLINE_S):
+        closing.start()
+        closing.join(0.2)
+        waits = closing.is_alive()
+    closing.join(DEADLINE_S)
+    assert waits
+    assert pair.server.queue_pair.closed
+
+
+def test_a_driver_that_never_tells_of_the_last_receive_is_waited_for_once(keep, adapter, monkeypatch):
+    require(adapter, ndpy.Capability.EVENTS)
+    monkeypatch.setattr(adapter, "_on_queue_pair_event", lambda *_: None)
+    monkeypatch.setattr(adapter, "_tells_last_receives", None)
+    monkeypatch.setattr("ndpy.queue_pair._FLUSH_S", 0.05)
+    srq = keep(adapter.create_shared_receive_queue(4))
+    for expected in (None, False):
+        assert adapter._tells_last_receives is expected
+        pair = connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter, srq=srq))
+        pair.server.queue_pair.close()
+    assert adapter._tells_last_receives is False
