@@ -32,7 +32,6 @@ from helpers import (
     create_end,
     establish,
     memory,
-    open_files,
     succeed,
     take,
     wait_until,
@@ -154,6 +153,20 @@ class Expecting:
     def takes(self, message: str) -> bool:
         (completion,) = succeed(self.end.cq)
         return completion.context == 5 and contents(self.inbox).startswith(message.encode())
+
+
+def held(port: int) -> int:
+    """How many connections to a port this process has descriptors of. Those of earlier tests may still close."""
+    inodes = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(f"/proc/self/fd/{name}"))
+    lines = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    listens = "0A"
+    return sum(
+        int(words[1].partition(":")[2], 16) == port and words[3] != listens and f"socket:[{words[9]}]" in inodes
+        for words in lines
+    )
 
 
 def answer_to(victim: Expecting, *, who: dict[str, Any] | None = None, **changes: int) -> str:
@@ -285,13 +298,11 @@ def test_a_peer_that_comes_early_waits_and_a_stranger_does_not_keep_it_out(keep,
     number = late.queue_pair.number
     holds = Expecting(keep, adapter)  # without one such queue pair, nobody listens
     target = {"address": HERE, "port": holds.port, "private": greeting(number, PEER, 1, 2).hex()}
-    with Stranger("crowd", **target, count=20, told=True) as crowd:
-        before = open_files()
-        crowd.tell()
+    with Stranger("crowd", **target, count=20) as crowd:
         crowd.found()
         gid = next(gid for gid in adapter.info.ports[0].gids if gid.address == HERE)
         first, second = (end.queue_pair.local_endpoint(gid.index) for end in (early, late))
-        wait_until(lambda: open_files() <= before + 4, "all but four greetings were refused, and have closed")
+        wait_until(lambda: held(holds.port) == 4, "all but four greetings were refused, and have closed")
         early.queue_pair.connect_endpoint(second)
         late.queue_pair.connect_endpoint(first)
         inbox = memory(keep, adapter, 16)
@@ -310,14 +321,12 @@ def test_a_peer_that_nobody_names_is_let_go(keep, adapter, end):
     mine = Keeper()
     unnamed, holds = create_end(mine, adapter), Expecting(keep, adapter)
     target = {"address": HERE, "port": holds.port, "private": greeting(unnamed.queue_pair.number, PEER, 1, 2).hex()}
-    with Stranger("crowd", **target, count=1, told=True) as early:
-        before = open_files()
-        early.tell()
+    with Stranger("crowd", **target, count=1) as early:
         early.found()
-        wait_until(lambda: open_files() > before, "it has been taken")
+        wait_until(lambda: held(holds.port) == 1, "it has been taken")
         if end == "queue pair":
             mine.close()
-        wait_until(lambda: open_files() <= before, "it is let go")
+        wait_until(lambda: held(holds.port) == 0, "it is let go")
     mine.close()
 
 
@@ -508,11 +517,9 @@ def honest_client(keep: Keeper, adapter: ndpy.Adapter, listener: ndpy.Listener) 
 
 def test_silent_connections_leave_room_for_an_honest_client(keep, adapter):
     listener = keep(adapter.listen((HERE, 0)))
-    with Stranger("crowd", address=HERE, port=listener.address[1], count=600, uid=NOBODY, told=True) as crowd:
-        before = open_files()
-        crowd.tell()
+    with Stranger("crowd", address=HERE, port=listener.address[1], count=600, uid=NOBODY) as crowd:
         assert crowd.found() == {"opened": 600}
-        wait_until(lambda: open_files() <= before + GUESTS, "the number of silent connections is limited")
+        wait_until(lambda: held(listener.address[1]) <= GUESTS, "the number of silent connections is limited")
         honest_client(keep, adapter, listener)
         crowd.tell()
         assert 0 < crowd.found()["open"] <= GUESTS
@@ -539,13 +546,11 @@ def test_silent_connections_give_their_descriptors_to_an_honest_client(keep, ada
     listener = keep(adapter.listen((HERE, 0)))
     target = {"address": HERE, "port": listener.address[1]}
     with (
-        Stranger("crowd", **target, count=60, uid=NOBODY, told=True) as crowd,
+        Stranger("crowd", **target, count=60, uid=NOBODY) as crowd,
         Stranger("request", **target, private="", uid=NOBODY, told=True) as honest,
     ):
-        before = open_files()
-        crowd.tell()
         assert crowd.found() == {"opened": 60}
-        wait_until(lambda: open_files() >= before + 60, "the listener has taken all of them")
+        wait_until(lambda: held(listener.address[1]) == 60, "the listener has taken all of them")
         with no_descriptors():
             honest.tell()
             keep(listener.get_request(DEADLINE_S)).reject()
@@ -559,12 +564,10 @@ def test_silent_connections_give_their_descriptors_to_an_honest_client(keep, ada
 def test_requests_beyond_the_backlog_are_refused(keep, adapter):
     listener = keep(adapter.listen((HERE, 0), backlog=BACKLOG))
     target = {"address": HERE, "port": listener.address[1], "private": b"me".hex()}
-    with Stranger("crowd", **target, count=100, uid=NOBODY, told=True) as crowd:
-        before = open_files()
-        crowd.tell()
+    with Stranger("crowd", **target, count=100, uid=NOBODY) as crowd:
         assert crowd.found() == {"opened": 100}
         wait_until(lambda: listener.refused >= 100 - BACKLOG, "all but the backlog are refused")
-        wait_until(lambda: open_files() <= before + BACKLOG, "and closed")
+        wait_until(lambda: held(listener.address[1]) == BACKLOG, "and closed")
         for _ in range(BACKLOG):
             keep(listener.get_request(DEADLINE_S)).reject()
         honest_client(keep, adapter, listener)
