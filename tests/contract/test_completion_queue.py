@@ -496,6 +496,8 @@ def test_g_4_1_resizing_keeps_an_armed_notification(pair):
     require(pair.adapter, ndpy.Capability.RESIZE_COMPLETION_QUEUE)
     notified = pair.server.cq.arm()
     pair.server.cq.resize(128)
+    assert pair.server.cq.depth == 128
+    assert not notified.done()
     message(pair)
     notified.result(DEADLINE_S)
 

@@ -2,7 +2,8 @@
 
     nothing.py [METHOD ...] [--jobs N] [--list]
 
-METHOD is CLASS.METHOD, such as Batch.clear. A test names a method if its name has the method's words and its body calls the method.
+METHOD is CLASS.METHOD, such as Batch.clear. A test names a method if its name has the method's words and the test itself, or a
+function of its file, calls that method of that class.
 nothing.txt has those that pass for a reason. README.md in the same folder explains it.
 """
 
@@ -34,6 +35,7 @@ _LIMIT_S = 12
 _PASSED, _FAILED, _SKIPPED = 0, 1, 3
 _PLACES = {"contract": ["tests/contract", "--adapter", "soft0"], "unit": ["tests/unit"]}
 # These boot machines, build things, or start processes that know nothing of a change made here.
+_SHARED = ("provider", "fake", "soft", "points")
 _NOT_HERE = ("test_softroce_vm.py", "test_core_sanitized.py", "test_setup.py", "test_logic_faults.py")
 
 
@@ -101,6 +103,35 @@ def do_nothing(owner: type, name: str) -> None:
             setattr(kind, name, replacement)
 
 
+def record_calls(wanted: dict[str, type], file: Path) -> set[str]:
+    """From now on, note which of these methods are called by code of a file. Returns the set to which they are added."""
+    called: set[str] = set()
+
+    def wrap(kind: type, full_name: str, static: Any) -> None:
+        def recorder(*arguments: Any, **options: Any) -> Any:
+            if sys._getframe(1).f_code.co_filename == str(file):
+                called.add(full_name)
+            return plain(*arguments, **options)
+
+        plain = static.__func__ if isinstance(static, (staticmethod, classmethod)) else static
+        # What looks like a coroutine function to asyncio and to the tests is one still.
+        with contextlib.suppress(AttributeError, TypeError):
+            functools.update_wrapper(recorder, plain)
+        if isinstance(static, classmethod):
+            setattr(kind, full_name.rpartition(".")[2], classmethod(recorder))
+        elif isinstance(static, staticmethod):
+            setattr(kind, full_name.rpartition(".")[2], staticmethod(recorder))
+        elif callable(static) and not isinstance(static, type):
+            setattr(kind, full_name.rpartition(".")[2], recorder)
+
+    for full_name, owner in wanted.items():
+        name = full_name.rpartition(".")[2]
+        for kind in (owner, *_subclasses(owner)):
+            if kind is owner or name in kind.__dict__:
+                wrap(kind, full_name, inspect.getattr_static(kind, name))
+    return called
+
+
 # ---- which tests name a method ----
 
 
@@ -152,9 +183,6 @@ def _run_item(item: pytest.Item, following: pytest.Item) -> int:
     from _pytest.runner import runtestprotocol
 
     reports = runtestprotocol(item, nextitem=following, log=False)
-    for report in reports:
-        if report.failed:
-            print(report.longreprtext)
     if any(report.failed for report in reports):
         return _FAILED
     return _SKIPPED if any(report.skipped for report in reports) else _PASSED
@@ -177,41 +205,56 @@ class Forker:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = [item for item in session.items if item.path.name not in _NOT_HERE]
-        owners = methods()
-        pairs = [(name, item) for name in self._wanted for item in named_by(name.rpartition(".")[2], items)]
-        # Without a change first: what fails then says nothing.
-        for item in {item.nodeid: item for _, item in pairs}.values():
-            self._start("", item, items, None)
+        owners = {name: owner for name, owner in methods().items() if name in self._wanted}
+        named: dict[str, tuple[pytest.Item, list[str]]] = {}
+        for name in owners:
+            for item in named_by(name.rpartition(".")[2], items):
+                named.setdefault(item.nodeid, (item, []))[1].append(name)
+        self._prepare(items, {fixture for item, _ in named.values() for fixture in item.fixturenames})
+        # Without a change first: what fails then says nothing, and which methods a test really calls is seen.
+        for item, names in named.values():
+            self._start("", item, items, {name: owners[name] for name in names})
         self._finish()
-        good = {test for (name, test), status in self.results.items() if not name and status == _PASSED}
-        for name, item in pairs:
-            if item.nodeid in good:
-                self._start(name, item, items, owners[name])
+        for test, (item, names) in named.items():
+            log = self._log("", item)
+            called = log.read_text().split() if self.results.get(("", test)) == _PASSED and log.exists() else []
+            for name in names:
+                if name in called:
+                    self._start(name, item, items, {name: owners[name]})
         self._finish()
         return True
 
-    def _start(self, name: str, item: pytest.Item, items: list[pytest.Item], owner: type | None) -> None:
+    def _prepare(self, items: list[pytest.Item], fixtures: set[str]) -> None:
+        """Make what the tests of a session share, such as compiled stand-ins, once and not in each fork."""
+        for fixture in sorted(fixtures & set(_SHARED)):
+            item = next(item for item in items if fixture in item.fixturenames)
+            _run_item(item, next(other for other in items if other.path != item.path))
+
+    def _log(self, name: str, item: pytest.Item) -> Path:
+        return self._out / f"{name or 'without'}-{item.name[:90]}".replace("/", "_")
+
+    def _start(self, name: str, item: pytest.Item, items: list[pytest.Item], owners: dict[str, type]) -> None:
+        """Run a test in a fork: without a change if there is no name, and then the log gets the methods that it calls."""
         self._finish(self._jobs - 1)
         # One of another module, so that what the session shares is not taken down.
         following = next(other for other in items if other.path != item.path)
+        log = self._log(name, item)
         pid = os.fork()
         if pid:
             self._running[pid] = name, item.nodeid, time.monotonic()
             return
         status = _FAILED
         try:
-            log = os.open(
-                self._out / f"{name or 'without'}-{item.name[:80]}.log".replace("/", "_"),
-                os.O_CREAT | os.O_WRONLY | os.O_TRUNC,
-            )
-            os.dup2(log, 1)
-            os.dup2(log, 2)
             os.setpgid(0, 0)
             faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
-            if owner is not None:
-                do_nothing(owner, name.rpartition(".")[2])
+            called: set[str] = set()
+            if name:
+                do_nothing(owners[name], name.rpartition(".")[2])
+            else:
+                called = record_calls(owners, item.path)
             status = _run_item(item, following)
-            sys.stdout.flush()
+            if not name:
+                log.write_text(" ".join(called))
         finally:
             os._exit(status)
 
@@ -220,7 +263,10 @@ class Forker:
             ended, status = os.waitpid(-1, os.WNOHANG)
             if ended:
                 name, test, _ = self._running.pop(ended)
-                self.results[name, test] = os.waitstatus_to_exitcode(status)
+                self.results[name, test] = code = os.waitstatus_to_exitcode(status)
+                if name:
+                    with (self._out / "results.txt").open("a") as results:
+                        results.write(f"{code}\t{name}\t{test}\n")
                 with contextlib.suppress(OSError):
                     os.killpg(ended, 9)
                 continue
