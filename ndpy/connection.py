@@ -161,6 +161,14 @@ class Connector(Resource):
             raise errors.NotConnectedError(f"there is no {which} address yet", operation=f"{which}_address")
         return address
 
+    def _at_its_address(self, message: str) -> str:
+        """A message about the peer, with its address if that is known."""
+        with contextlib.suppress(errors.NdpyError, OSError):
+            address = self._native_address(peer=True)
+            if address is not None:
+                return f"{message}; it was {address[0]} port {address[1]}"
+        return message
+
     # ---- the table ----
 
     def _has_transition(self, event: Event) -> bool:
@@ -172,7 +180,7 @@ class Connector(Resource):
         if self._has_transition(event):
             return
         if event is Event.ACCEPT and self._state == "failed":
-            raise errors.ConnectionAbortedError("the client has given up", operation=event.value)
+            raise errors.ConnectionAbortedError(self._at_its_address("the client has given up"), operation=event.value)
         if event is Event.COMPLETE_CONNECT and self._state == "failed" and self._was_offered:
             raise errors.ConnectionAbortedError("the server has taken its offer back", operation=event.value)
         active = self._state in _ACTIVE and event in (Event.BIND, Event.CONNECT, Event.ACCEPT)

@@ -328,14 +328,14 @@ class NetworkDirectConnector(Connector):
         else:
             self._on_lost(self._accept_error(status))
 
-    @staticmethod
-    def _accept_error(status: int) -> errors.ProviderError:
+    def _accept_error(self, status: int) -> errors.ProviderError:
         messages = {
             CONNECTION_REFUSED: "the client rejected the offer",
             CONNECTION_ABORTED: "the client has given up",
             IO_TIMEOUT: "the client did not complete the connection",
         }
-        return status_error("accept", status, messages.get(status, ""))
+        message = messages.get(status, "")
+        return status_error("accept", status, self._at_its_address(message) if message else "")
 
     def _native_reject(self, private_data: bytes) -> None:
         status = self._call("Reject", private_data or ffi.NULL, len(private_data))

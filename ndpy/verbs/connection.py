@@ -229,7 +229,7 @@ class VerbsConnector(Connector, ManagerClient):
             if error.native in (errno.EINVAL, errno.ENOTCONN, errno.ECONNRESET):
                 # With these errnos the kernel says that the client has gone.
                 raise errors.ConnectionAbortedError(
-                    "the client has given up", operation="accept", native=error.native
+                    self._at_its_address("the client has given up"), operation="accept", native=error.native
                 ) from None
             raise
 
@@ -448,10 +448,12 @@ class VerbsConnector(Connector, ManagerClient):
         number = abs(event.status)
         if event.type == lib.RDMA_CM_EVENT_REJECTED:
             self._private_data = event.private_data
-            return self._refusal("the client rejected the offer", "accept", number)
+            return self._refusal(self._at_its_address("the client rejected the offer"), "accept", number)
         if event.type == lib.RDMA_CM_EVENT_UNREACHABLE:
-            return errors.TimeoutError("the client did not complete the connection", operation="accept", native=number)
-        return errors.ConnectionAbortedError("the client has gone", operation="accept", native=number)
+            message = self._at_its_address("the client did not complete the connection")
+            return errors.TimeoutError(message, operation="accept", native=number)
+        message = self._at_its_address("the client has gone")
+        return errors.ConnectionAbortedError(message, operation="accept", native=number)
 
 
 # Errnos of rdma_connect() on iWARP. There the kernel opens a TCP connection, and may know at once that nobody answers.

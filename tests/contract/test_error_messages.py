@@ -208,3 +208,25 @@ def test_wrong_arguments_of_a_transfer_are_named(adapter):
             await connection.read(ndpy.RemoteMemory(4096, 3, WRONG), b"abc")
 
     with_a_connection(adapter, body)
+
+
+def test_a_client_that_gave_up_is_named_by_its_address(adapter, keep):
+    require(adapter, Capability.LOOPBACK_CONNECTIONS)
+    listener = keep(adapter.listen((adapter.info.addresses[0], 0)))
+    client, connector = create_end(keep, adapter), keep(adapter.create_connector())
+    pending = connector.begin_connect(client.queue_pair, listener.address)
+    offer = keep(listener.get_request(DEADLINE_S))
+    host, port = offer.peer_address
+    pending.cancel()
+    connector.close()
+    server = create_end(keep, adapter)
+    with pytest.raises((ndpy.ConnectionAbortedError, ndpy.TimeoutError, ndpy.ConnectionRefusedError)) as caught:
+        offer.accept(server.queue_pair, timeout_s=DEADLINE_S)
+        offer.wait_disconnected(DEADLINE_S)
+        pytest.skip("the server's side was established before it heard that the client has gone")
+    text = str(caught.value)
+    assert text.startswith("accept: ")
+    if adapter.info.driver == "softverbs":
+        assert "the client has given up" in text or "the client has gone" in text
+    if "the client " in text and adapter.info.provider == "verbs":
+        assert f"; it was {host} port {port}" in text
