@@ -19,7 +19,7 @@
 
 _Atomic bool upkeep_runs;
 
-static struct lock timer_lock = LOCK_INIT; /* of the two below; inside of a stream's lock */
+static struct lock timer_lock = LOCK_INIT; /* of what is below; inside of a stream's lock */
 static struct timer timer;
 static bool hurries; /* the timer was set for a stream that lacks memory */
 static uint64_t last_ms; /* of the last round */
@@ -102,11 +102,12 @@ static void run_in(uint32_t ms, bool hurry)
 
 static void upkeep(struct timer *ignored)
 {
+    UNUSED(ignored);
+    lock_acquire(&timer_lock);
     uint64_t now = now_ms();
     uint32_t passed_ms = now - last_ms < PERIOD_MS ? (uint32_t)(now - last_ms) : PERIOD_MS;
-
-    UNUSED(ignored);
     last_ms = now;
+    lock_release(&timer_lock);
     bool needed = tend_all(passed_ms);
     if (!needed) {
         /* A stream whose need begins from here on sees this, or is seen by the next line: both have the stream's or the

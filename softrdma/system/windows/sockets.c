@@ -10,6 +10,11 @@
 
 /* ---- Making sockets ---- */
 
+static nd_status making_status(int error)
+{
+    return error == WSAEMFILE ? ND_TOO_MANY_OPENED_FILES : ND_INSUFFICIENT_RESOURCES;
+}
+
 static nd_status bind_status(int error)
 {
     switch (error) {
@@ -69,7 +74,7 @@ socket_handle socket_bound(const struct sockaddr_storage *address, bool listenin
     SOCKET result = WSASocketW(address->ss_family, SOCK_STREAM, IPPROTO_TCP, NULL, 0,
                                WSA_FLAG_OVERLAPPED | WSA_FLAG_NO_HANDLE_INHERIT);
 
-    *status = result == INVALID_SOCKET ? bind_status(WSAGetLastError()) : ND_SUCCESS;
+    *status = result == INVALID_SOCKET ? making_status(WSAGetLastError()) : ND_SUCCESS;
     if (result == INVALID_SOCKET)
         return NO_SOCKET;
     if (listening)
