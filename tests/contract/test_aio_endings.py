@@ -236,6 +236,7 @@ def test_the_last_connection_is_closed_while_its_memory_is_still_exposed(adapter
         holding = asyncio.ensure_future(hold())
         await exposed.wait()
         await client.close()
+        assert client.closed
         await server.close()
         leave.set()
         await holding

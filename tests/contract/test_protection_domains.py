@@ -211,6 +211,8 @@ def test_closing_the_adapter_closes_what_was_dropped(adapter):
     domain.register(bytearray(64))
     del domain
     device.close()
+    assert device.closed
+    assert device._open_children() == []
 
 
 def test_registering_together(keep, ours):

@@ -67,7 +67,9 @@ def test_f_5_4_a_send_that_was_received_succeeds_although_the_peer_disconnects_a
     pair.client.queue_pair.send([], context=1)
     succeed(pair.server.cq)
     pair.server.connector.disconnect(DEADLINE_S)
+    assert pair.server.connector.state == "disconnected"
     assert contexts(succeed(pair.client.cq)) == [1]
+    pair.client.connector.wait_disconnected(DEADLINE_S)
 
 
 def test_f_6_1_an_error_completion_ends_the_connection_and_cancels_the_rest(pair, keep):

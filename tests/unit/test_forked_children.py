@@ -277,6 +277,7 @@ def test_an_object_that_is_being_closed_can_be_closed_in_the_child(world):
     """close() in the parent has released the object and still holds the lock."""
     region = world.adapter.register(bytearray(64))
     region.close()
+    assert region.closed
     with Holder([region._lifetime]):
         assert in_child(lambda: region.close() or region.closed)
 
@@ -350,6 +351,7 @@ def test_a_child_closes_no_file_that_has_the_number_of_what_the_parent_closed(fa
     adapter, poller = fake.open(), ndpy.Poller()
     adapter.close()
     poller.close()
+    assert poller.closed
     opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(16)]
 
     def look() -> bool:

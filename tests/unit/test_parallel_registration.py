@@ -411,12 +411,13 @@ def test_many_threads_begin_cancel_and_close(fake, adapter):
             for turn in range(30):
                 pending = adapter.begin_register(bytearray(LARGE))
                 pending.add_done_callback(ended.append)
-                if (turn + number) % 3 == 0:
-                    pending.cancel()
+                in_time = (turn + number) % 3 == 0 and pending.cancel()
+                assert isinstance(in_time, bool)
                 try:
                     pending.result(DEADLINE_S if turn % 2 else None).close()
+                    assert not in_time
                 except ndpy.CanceledError:
-                    assert (turn + number) % 3 == 0
+                    assert in_time
         except BaseException as error:
             failures.append(error)
 
