@@ -73,8 +73,8 @@ def test_i_2_2_the_handle_is_written_when_the_registration_completes(monkeypatch
     request, handle = node.start_registration(address_of(buffer), 4096)
     assert request.returned == Status.PENDING
     while kernel32.WaitForSingleObject(request.event, 0) != 0:
-        seen = handle[0]
-        assert seen == UNTOUCHED or kernel32.WaitForSingleObject(request.event, 5) == 0, "not before the completion"
+        # It is written just before the completion, and the thread that does both may have to wait for a processor.
+        assert handle[0] == UNTOUCHED or time.monotonic() - start >= 0.23, "not before the completion"
         kernel32.Sleep(10)
     assert time.monotonic() - start >= 0.23
     assert handle[0] not in (UNTOUCHED, 0), "before the completion is signalled"
