@@ -13,7 +13,7 @@ import time
 import pytest
 from aio_ends import OPTIONS, echo, pattern, require_closed, require_usable
 from deadlines import patient
-from helpers import DEADLINE_S, STRESS, host_of, require
+from helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require
 
 import ndpy
 from ndpy import aio
@@ -24,6 +24,14 @@ pytestmark = pytest.mark.timeout(180)
 LONG_WAIT = {**OPTIONS, "close_timeout_s": 20 * DEADLINE_S}
 ENDS_WITHIN_S = patient(1.0)
 PACKAGE = os.path.dirname(connection.__file__)
+
+
+@pytest.fixture(autouse=True)
+def in_user_space(adapter):
+    if has_kernel_driver(adapter):
+        pytest.skip(
+            "the time limits are those of an engine in user space; a kernel's driver runs in an emulated machine here"
+        )
 
 
 @pytest.fixture
