@@ -25,12 +25,9 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #define EVENTS 64
-#define SLICE_NS 100000 /* the shortest */
 #define MIN_STACK (1u << 20) /* musl gives 128 KiB */
 
 struct worker workers[MAX_WORKERS];
@@ -217,24 +214,6 @@ static int time_to_sleep(void)
     return timeout < 0 || (limit >= 0 && limit < timeout) ? limit : timeout;
 }
 
-/* A thread with a short slice need not wait until one with a longer slice has used its own up: a program that looks at its
- * memory all the time, say. Linux before 6.12 does not know that. */
-static void ask_for_short_slices(void)
-{
-    struct {
-        uint32_t size, policy;
-        uint64_t flags;
-        int32_t nice;
-        uint32_t priority;
-        uint64_t runtime, deadline, period;
-    } attributes = {.size = sizeof attributes, .policy = SCHED_OTHER, .runtime = SLICE_NS};
-
-    if (sched_getscheduler(0) != SCHED_OTHER)
-        return;
-    attributes.nice = getpriority(PRIO_PROCESS, (id_t)thread_id());
-    syscall(SYS_sched_setattr, 0, &attributes, 0);
-}
-
 static void *work(void *argument)
 {
     struct worker *worker = argument;
@@ -243,7 +222,6 @@ static void *work(void *argument)
 
     snprintf(name, sizeof name, "softrdma-%u", (unsigned)(worker - workers));
     here = true;
-    ask_for_short_slices();
     prctl(PR_SET_NAME, name, 0, 0, 0);
     while (pass(worker, keeps_time ? time_to_sleep() : -1))
         ;
