@@ -76,7 +76,7 @@ def test_cancel_after_the_end_does_nothing():
     asked = []
     pending: Pending[int] = Pending("work", lambda: asked.append(1))
     pending.succeed(1)
-    assert not pending.cancel()
+    assert pending.cancel() is False
     assert not asked
     assert pending.result(0) == 1
 
