@@ -106,9 +106,9 @@ def test_long_messages_that_were_sent_leave_nothing_behind(run):
             gc.collect()
             return sum(isinstance(found, asyncio.Future) for found in gc.get_objects())
 
-        await exchange(3)
+        await exchange(2)
         before = futures()
-        await exchange(20)
-        assert futures() < before + 10
+        await exchange(8)
+        assert futures() < before + 4
 
     run(scene)

@@ -113,3 +113,47 @@ def test_no_more_reads_are_under_way_than_the_peer_takes(keep, limit, own):
         connector.close()
         thread.join(DEADLINE_S)
     assert peers[0].most == expected
+
+
+def test_a_fenced_send_waits_for_the_read_before_it(keep):
+    """The peer answers the read late. Until then no message comes, and then it carries what was read."""
+    adapter = keep(ndpy.open_adapter("soft0"))
+    address = host_of(adapter)
+    seen: list[object] = []
+    stags: list[int] = []
+    with socket.create_server((address, 0)) as server:
+
+        def serve() -> None:
+            connected, _ = server.accept()
+            with SlowReader(connected, 0.1) as peer:
+                revision = peer.await_start().revision
+                peer.answer(
+                    Startup(reply=True, revision=revision, enhanced=True, peer_to_peer=True, rtr=Rtr.READ, ird=4, ord=1)
+                )
+                stags.append(peer.expose(bytearray(b"was read"), Rights.READ, BASE))
+                peer.run_until(lambda: bool(peer.held))
+                with contextlib.suppress(TimeoutError):
+                    until = time.monotonic() + peer.quiet_s
+                    while True:
+                        peer._receive(until)
+                        peer._take_fpdus(lambda: False)
+                seen.append(len(peer.messages))
+                Endpoint._answer_read(peer, peer.held.pop())
+                seen.append(peer.receive().data)
+                peer.run_to_the_end()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        end = create_end(keep, adapter)
+        connector = keep(adapter.create_connector())
+        connector.connect(end.queue_pair, (address, server.getsockname()[1]), timeout_s=DEADLINE_S)
+        connector.complete_connect(DEADLINE_S)
+        while not stags:
+            time.sleep(0.001)
+        region = memory(keep, adapter, b"too soon", SINK)
+        end.queue_pair.read(region, ndpy.RemoteMemory(BASE, 8, stags[0]), context=1)
+        end.queue_pair.send(region, context=2, flags=ndpy.Flags.READ_FENCE)
+        assert [completion.context for completion in succeed(end.cq, 2)] == [1, 2]
+        connector.close()
+        thread.join(DEADLINE_S)
+    assert seen == [0, b"was read"]
