@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import os
 import queue
 import random
@@ -237,6 +238,13 @@ def main() -> int:
         print("\n".join(problems), file=sys.stderr)
         return 1
     (STATE / "logs").mkdir(parents=True, exist_ok=True)
+    # Held until this process ends.
+    lock = (STATE / "logic.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("another run uses the copies in .rig/mutants", file=sys.stderr)
+        return 1
     if not options.no_control and not control(chosen):
         return 1
     outcome = run_all(chosen, options.jobs)
