@@ -14,6 +14,8 @@ from deadlines import PATIENCE, load
 import ndpy
 
 _LOOK_S = 1.0
+#: How many completions are shown from each end.
+_SHOWN = 5
 
 
 def outstanding() -> str:
@@ -54,8 +56,9 @@ def _of_queue(queue: Any) -> str:
         handed_over = queue._undelivered()
         sleeping, armed = len(queue._waiters), len(queue._armed)
     found = queue.poll(queue.depth)
+    shown = found if len(found) <= 2 * _SHOWN else [*found[:_SHOWN], "...", *found[-_SHOWN:]]
     return (
-        f"{queue._describe()}: {handed_over} completions handed over and not taken, {len(found)} in all: {found}; "
+        f"{queue._describe()}: {handed_over} completions handed over and not taken, {len(found)} in all: {shown}; "
         f"{sleeping} threads sleep on it, {armed} notifications are armed"
         + (f"; {queue._failure()}" if queue._failure is not None else "")
     )

@@ -9,7 +9,8 @@
 
 #include <string.h>
 
-/* How long a Send may wait for a Receive (F.3.5), unless waits_without_limit(). */
+/* How long a Send may wait for a Receive (F.3.5), unless waits_without_limit(). If the peer has gone meanwhile, nobody wants that any
+ * more: so often this end looks. */
 #define NO_RECEIVE_MS 3000
 
 enum outcome { HANDLED, WAITS, STOPPED };
@@ -117,12 +118,12 @@ static enum outcome take_send(struct queue_pair *qp, struct stream *stream, cons
     if (!qp->has_receive) {
         bool taken = qp->srq != NULL ? srq_take(qp->srq, qp, &qp->receive) : ring_take(&qp->receives, &qp->receive);
         if (!taken) {
-            if (!qp->stalled && !waits_without_limit(qp))
+            if (!qp->stalled && qp->srq == NULL)
                 stream_set_timer(stream, NO_RECEIVE_MS);
             qp->stalled = true;
             return WAITS;
         }
-        if (qp->stalled && !waits_without_limit(qp))
+        if (qp->stalled && qp->srq == NULL)
             stream_clear_timer(stream);
         stream->after.srq |= qp->srq != NULL;
         qp->stalled = false;
@@ -368,9 +369,11 @@ bool qp_timeout(struct queue_pair *qp, struct stream *stream)
     lock_acquire(&qp->lock);
     bool finishing = qp->finishing;
     qp->expired |= finishing;
-    if (!finishing && qp->stalled && !waits_without_limit(qp) && qp->receives.count == 0 &&
-        wire_parse(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, stream->crc, &segment,
-                   &used) == WIRE_OK)
+    bool overdue = !finishing && qp->stalled && qp->srq == NULL && qp->receives.count == 0;
+    if (overdue && waits_without_limit(qp) && !stream->peer_closed && !socket_peer_ended(&stream->socket))
+        stream_set_timer(stream, NO_RECEIVE_MS);
+    else if (overdue && wire_parse(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, stream->crc, &segment,
+                                   &used) == WIRE_OK)
         responder_stop(qp, stream, DDP_NO_BUFFER, &segment);
     lock_release(&qp->lock);
     return finishing;

@@ -90,6 +90,9 @@ enum move socket_receive_elsewhere(struct socket *socket, struct io *io, void *d
 void socket_probe(struct socket *socket, bool on);
 /* Whether the peer's host has left questions of TCP unanswered for this long. For a socket that is probed. */
 bool socket_peer_silent(struct socket *socket, uint32_t ms);
+/* Whether the peer sends no more, or has gone, even if what it sent has not been received yet. False if the system does not
+ * tell. */
+bool socket_peer_ended(struct socket *socket);
 /* The local address of a socket that has connected. */
 void socket_connected(struct socket *socket, struct sockaddr_storage *local);
 /* Sends a FIN behind what was sent. */

@@ -269,6 +269,23 @@ static void a_message_waits_for_a_receive_as_long_as_its_sender_wants(uint64_t p
     end_connection(&end);
 }
 
+/* With 400 messages the end of the connection is behind what can be received. */
+static void messages_without_a_limit_do_not_outlive_their_sender(unsigned messages)
+{
+    struct end end = connected(NULL);
+
+    tell(&end, PATIENCE_TOKEN, PATIENCE_ENDLESS);
+    for (unsigned i = 0; i < messages; i++)
+        message_arrives(&end, 1000);
+    world_pass(600000);
+    world_require(!end.qp->finishing, "lets no message wait");
+    world_end(end.socket, false);
+    world_run();
+    world_pass(3100);
+    world_require(end.qp->finishing, "waits for a sender that has gone");
+    end_connection(&end);
+}
+
 /* A connection that has just begun has a timer for a silent peer. */
 static void a_message_for_a_shared_queue_waits_at_the_beginning_too(void)
 {
@@ -562,6 +579,8 @@ int main(void)
     a_message_waits_for_a_receive_as_long_as_its_sender_wants(PATIENCE_OF_PEER, false, false);
     a_message_waits_for_a_receive_as_long_as_its_sender_wants(PATIENCE_OF_PEER, true, true);
     a_message_waits_for_a_receive_as_long_as_its_sender_wants(1000, true, false);
+    messages_without_a_limit_do_not_outlive_their_sender(1);
+    messages_without_a_limit_do_not_outlive_their_sender(400);
     a_message_for_a_shared_queue_waits_at_the_beginning_too();
     a_peer_is_told_once_how_long_messages_wait();
     no_more_reads_are_under_way_than_both_ends_allow(16, 1, 1);

@@ -405,6 +405,11 @@ bool socket_peer_silent(struct socket *socket, uint32_t ms)
     return false;
 }
 
+bool socket_peer_ended(struct socket *socket)
+{
+    return of(socket->handle)->fin;
+}
+
 void socket_end_sending(struct socket *socket)
 {
     (void)of(socket->handle);

@@ -470,6 +470,14 @@ bool socket_peer_silent(struct socket *socket, uint32_t ms)
            info.tcpi_retransmits + info.tcpi_probes >= UNANSWERED;
 }
 
+bool socket_peer_ended(struct socket *socket)
+{
+    struct pollfd state = {.fd = socket->handle, .events = POLLRDHUP};
+
+    return channel_usable(socket->channel) && poll(&state, 1, 0) > 0 &&
+           (state.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
 /* ---- Edges ---- */
 
 static void run(struct io *io, int error, size_t bytes)

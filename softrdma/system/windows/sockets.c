@@ -200,6 +200,13 @@ bool socket_peer_silent(struct socket *socket, uint32_t ms)
     return false;
 }
 
+/* Only verbs' programs let messages wait without a limit that somebody looks at. */
+bool socket_peer_ended(struct socket *socket)
+{
+    UNUSED(socket);
+    return false;
+}
+
 void socket_connected(struct socket *socket, struct sockaddr_storage *local)
 {
     int length = sizeof *local;
