@@ -11,6 +11,7 @@ from rich.text import Text
 
 import ndpy
 from ndpy.cli.counters import show, watch
+from ndpy.cli.numbers import Number
 from ndpy.cli.output import JsonCommand, print_table
 from ndpy.placement import placement_warning
 from ndpy.platforms import find, unlisted
@@ -74,7 +75,7 @@ def _details(info: ndpy.AdapterInfo) -> list[str]:
 @click.option(
     "--watch",
     "watch_s",
-    type=click.FloatRange(min=0.05),
+    type=Number(0.05, 86400),
     metavar="SECONDS",
     help="Show which counters change, and how fast, every SECONDS until Ctrl-C.",
 )

@@ -9,6 +9,7 @@ from types import FrameType
 
 import click
 
+from ndpy.cli.numbers import Number
 from ndpy.cli.output import STDOUT, output_option
 from ndpy.softroce import SetupError, links, vm
 from ndpy.softroce import run as runner
@@ -75,7 +76,14 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     type=click.Choice(["rxe", "siw"]),
     help="The kind of adapter to provide. Default: rxe, and siw in a VM whose kernel has it.",
 )
-@click.option("--limit", default=1800.0, show_default=True, metavar="SECONDS", help="End the command after this time.")
+@click.option(
+    "--limit",
+    type=Number(0),
+    default=1800.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="End the command after this time.",
+)
 @click.option("--cpus", default=2, show_default=True, help="Number of processors of the VM.")
 @click.option("--memory", default="2G", show_default=True, help="Memory size of the VM.")
 @click.option(

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -77,11 +78,40 @@ def test_smoke_list_needs_no_adapter(no_adapter):
         ["--listen", "192.0.2.1"],
         ["--serve", "--peer", "192.0.2.1"],
         ["--timeout", "0"],
+        ["--timeout", "nan"],
         ["--json", "/no/such/folder/out.json"],
     ],
 )
 def test_wrong_usage_ends_with_status_2(words):
     assert invoke("smoke", *words).exit_code == 2
+
+
+def options_of_numbers(command=main, words=()):
+    """All options of all commands whose value is a number that may have a fraction: what is typed, and its parameter."""
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            yield from options_of_numbers(command.get_command(context, name), (*words, name))
+    for parameter in command.params:
+        if isinstance(parameter.type, click.types.FloatParamType):
+            yield " ".join((*words, parameter.opts[0])), parameter
+
+
+OPTIONS_OF_NUMBERS = dict(options_of_numbers())
+
+
+def test_the_options_of_numbers_are_found():
+    assert {"devices --watch", "smoke --timeout", "perf --timeout", "perf --duration", "softroce run --limit"} < set(
+        OPTIONS_OF_NUMBERS
+    )
+
+
+@pytest.mark.parametrize("text", ["nan", "-nan", "inf", "1e999", "-inf"])
+@pytest.mark.parametrize("option", OPTIONS_OF_NUMBERS)
+def test_a_number_that_is_not_finite_is_refused(option, text):
+    parameter = OPTIONS_OF_NUMBERS[option]
+    with pytest.raises(click.BadParameter, match=r"is not a finite number|is not in the range"):
+        parameter.type(text, parameter)
 
 
 def test_cpu_lists():

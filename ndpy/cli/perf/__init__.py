@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from ndpy.cli.numbers import Number
 from ndpy.cli.output import output_option
 from ndpy.cli.perf.measurement import Measurement
 from ndpy.cli.perf.plan import COMPLETE_EVERY, DEFAULT_DEPTH, DEFAULT_PORT, MAX_DEPTH, MAX_QUEUE_PAIRS, MAX_SIZE, TESTS
@@ -57,7 +58,7 @@ def _size(text: str) -> int:
 )
 @click.option(
     "--duration",
-    type=click.FloatRange(0.01, 86400),
+    type=Number(0.01, 86400),
     metavar="SECONDS",
     help="Measure each size for so long, instead of a number of messages.",
 )
@@ -115,14 +116,12 @@ def _size(text: str) -> int:
     metavar="[PERCENT:]US",
     help="Latency: fail if a size takes longer. 12 limits the median, 99.9:80 the 99.9th percentile. May be given several times.",
 )
-@click.option("--min-gbps", type=click.FloatRange(0), metavar="GBPS", help="Bandwidth: fail if a size has less.")
-@click.option(
-    "--min-mpps", type=click.FloatRange(0), metavar="MPPS", help="Bandwidth: fail if a size has a lower message rate."
-)
+@click.option("--min-gbps", type=Number(0), metavar="GBPS", help="Bandwidth: fail if a size has less.")
+@click.option("--min-mpps", type=Number(0), metavar="MPPS", help="Bandwidth: fail if a size has a lower message rate.")
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(1, 3600),
+    type=Number(1, 3600),
     default=30.0,
     show_default=True,
     metavar="SECONDS",

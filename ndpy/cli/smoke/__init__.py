@@ -15,6 +15,7 @@ from types import FrameType
 import click
 
 import ndpy
+from ndpy.cli.numbers import Number
 from ndpy.cli.output import beside_reports, output_option, why_unwritten
 from ndpy.cli.serving import serve
 from ndpy.cli.smoke import catalog, report
@@ -50,7 +51,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 @click.option(
     "--timeout",
     "limit_s",
-    type=click.FloatRange(1, 3600),
+    type=Number(1, 3600),
     default=30.0,
     show_default=True,
     metavar="SECONDS",
