@@ -687,6 +687,12 @@ class Export(Uncopied):
     def address(self) -> int:
         """Of the first byte."""
 
+class Owned(Uncopied):
+    """Owned(free, arguments, memory=None): calls free(*arguments) when nothing refers to it any more. Exports the memory."""
+
+    def __init__(self, free: Callable[..., Any], arguments: tuple[Any, ...], memory: Any = None, /) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
 class KnownBuffer(Uncopied):
     """KnownBuffer(entry, rights, start, length, is_exported, changed, watch): a buffer whose entry was found before."""
 

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ndpy import _core
+from ndpy._core import Owned as Owned
 from ndpy._core import Uncopied as Uncopied
 from ndpy.errors import ClosedError, DeviceBusyError, DeviceRemovedError, ForeignObjectError, NdpyError
 from ndpy.unraisable import report

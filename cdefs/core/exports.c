@@ -1,4 +1,4 @@
-/* Exports of buffers: what a memoryview does, without being one.
+/* Exports of buffers: what a memoryview does, without being one. And Owned, which frees what other libraries have made.
 
    Without the interpreter's lock, bytearray and memoryview of CPython 3.13 count their exports without any other lock. So a buffer is
    asked for, and let go of, in a section of the object. */
@@ -12,7 +12,7 @@ PyTypeObject *export_type;
 static struct spares spare_exports;
 
 /* Slots and flags of the buffer protocol, which the limited API names since 3.11. */
-enum { SLOT_GET_BUFFER = 1, SLOT_RELEASE_BUFFER = 2, WRITABLE = 1, FORMAT = 4, C_CONTIGUOUS = 0x38 };
+enum { SLOT_GET_BUFFER = 1, SLOT_RELEASE_BUFFER = 2, WRITABLE = 1, FORMAT = 4, SHAPE = 8, STRIDES = 0x18, C_CONTIGUOUS = 0x38 };
 
 typedef int (*get_buffer)(PyObject *object, struct buffer *buffer, int flags);
 typedef void (*release_buffer)(PyObject *object, struct buffer *buffer);
@@ -39,17 +39,17 @@ Export *export_new(PyObject *object)
     return NULL;
 }
 
-static void let_go(Export *export)
+static void let_go(struct buffer *buffer)
 {
-    PyObject *object = export->buffer.object;
+    PyObject *object = buffer->object;
     release_buffer release;
 
     if (!object) return;
     release = (release_buffer)PyType_GetSlot(Py_TYPE(object), SLOT_RELEASE_BUFFER);
     BEGIN_SECTION(object)
-    if (release) release(object, &export->buffer);
+    if (release) release(object, buffer);
     END_SECTION()
-    export->buffer.object = NULL;
+    buffer->object = NULL;
     Py_DECREF(object);
 }
 
@@ -90,7 +90,7 @@ static int export_traverse(PyObject *self, visitproc visit, void *arg)
 
 static int export_clear(PyObject *self)
 {
-    let_go((Export *)self);
+    let_go(&((Export *)self)->buffer);
     return 0;
 }
 
@@ -98,13 +98,13 @@ static void export_dealloc(PyObject *self)
 {
     if (!HAS_GIL) {
         PyObject_GC_UnTrack(self);
-        let_go((Export *)self);
+        let_go(&((Export *)self)->buffer);
         free_object(self);
         return;
     }
     /* The buffer's own code may run a garbage collection, which takes a tracked object without references for garbage. */
     Py_SET_REFCNT(self, 1);
-    let_go((Export *)self);
+    let_go(&((Export *)self)->buffer);
     if (Py_REFCNT(self) > 1) {
         /* The collector's functions have given it to somebody. */
         Py_DECREF(self);
@@ -137,8 +137,89 @@ static PyType_Slot export_slots[] = {
 static PyType_Spec export_spec = {
     "ndpy._core.Export", sizeof(Export), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, export_slots};
 
+/* ---- Owned ---- */
+
+/* Calls free(*arguments) when nothing refers to it any more, and not before. The destructor that cffi.gc() adds is a finalizer: the
+   collector calls it for garbage that a later finalizer still uses, as that of a region, whose adapter then deregisters it. So the
+   collector does not see this object, and neither `free` nor the arguments may lead back to it. memory: what it exports as a buffer,
+   or nothing. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *free;
+    PyObject *arguments;
+    struct buffer memory;
+} Owned;
+
+static PyObject *owned_create(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(keywords))
+{
+    PyObject *function, *given, *memory = NULL;
+    get_buffer get = NULL;
+    Owned *self;
+
+    if (!PyArg_ParseTuple(arguments, "OO!|O:Owned", &function, &PyTuple_Type, &given, &memory)) return NULL;
+    if (memory && memory != Py_None && !(get = (get_buffer)PyType_GetSlot(Py_TYPE(memory), SLOT_GET_BUFFER)))
+        return PyErr_Format(PyExc_TypeError, "%R is not a buffer", (PyObject *)Py_TYPE(memory));
+    self = (Owned *)PyType_GenericAlloc(type, 0);
+    if (!self) return NULL;
+    if (get && get(memory, &self->memory, WRITABLE) < 0) {
+        self->memory.object = NULL;
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    self->free = Py_NewRef(function);
+    self->arguments = Py_NewRef(given);
+    return (PyObject *)self;
+}
+
+static void owned_dealloc(PyObject *object)
+{
+    Owned *self = (Owned *)object;
+    PyObject *type, *value, *traceback, *result;
+
+    PyErr_Fetch(&type, &value, &traceback);
+    let_go(&self->memory);
+    if (self->free) {
+        result = PyObject_Call(self->free, self->arguments, NULL);
+        if (!result) PyErr_WriteUnraisable(self->free);
+        Py_XDECREF(result);
+    }
+    Py_CLEAR(self->free);
+    Py_CLEAR(self->arguments);
+    PyErr_Restore(type, value, traceback);
+    free_object(object);
+}
+
+static int owned_export(PyObject *object, struct buffer *buffer, int flags)
+{
+    Owned *self = (Owned *)object;
+
+    buffer->object = NULL;
+    if (!self->memory.object) {
+        PyErr_SetString(PyExc_BufferError, "it has no memory");
+        return -1;
+    }
+    *buffer = (struct buffer){
+        .address = self->memory.address, .object = Py_NewRef(object), .length = self->memory.length, .item_size = 1, .dimensions = 1};
+    if (flags & FORMAT) buffer->format = "B";
+    if (flags & SHAPE) buffer->shape = &buffer->length;
+    if ((flags & STRIDES) == STRIDES) buffer->strides = &buffer->item_size;
+    return 0;
+}
+
+static PyType_Slot owned_slots[] = {
+    {Py_tp_doc, "Owned(free, arguments, memory=None): calls free(*arguments) when nothing refers to it any more. Exports the memory."},
+    {Py_tp_new, owned_create},
+    {Py_tp_dealloc, owned_dealloc},
+    {SLOT_GET_BUFFER, owned_export},
+    {0, NULL},
+};
+
+static PyType_Spec owned_spec = {"ndpy._core.Owned", sizeof(Owned), 0, Py_TPFLAGS_DEFAULT, owned_slots};
+
+/* ---- the module ---- */
+
 int add_exports(PyObject *module)
 {
     export_type = add_type(module, &export_spec);
-    return export_type ? 0 : -1;
+    return export_type && add_type(module, &owned_spec) ? 0 : -1;
 }

@@ -9,6 +9,7 @@ import struct
 from ndpy import errors
 from ndpy.memory import address_of
 from ndpy.networkdirect.native_calls import ffi, lib, win32_error
+from ndpy.resource import Owned
 
 _MEM_COMMIT_RESERVE = 0x3000
 _MEM_LARGE_PAGES = 0x20000000
@@ -56,8 +57,8 @@ def _allocate_specially(size: int, huge_pages: bool, numa_node: int | None) -> m
     memory = lib.VirtualAllocExNuma(ffi.cast("void *", -1), ffi.NULL, size, kind, _PAGE_READWRITE, node)
     if memory == ffi.NULL:
         raise _not_allocated(size, huge_pages, lib.GetLastError())
-    owned = ffi.gc(ffi.cast("char *", memory), lambda base: lib.VirtualFree(base, 0, _MEM_RELEASE), size)
-    return memoryview(ffi.buffer(owned, size))
+    bytes_of_memory = ffi.buffer(ffi.cast("char *", memory), size)
+    return memoryview(Owned(lib.VirtualFree, (memory, 0, _MEM_RELEASE), bytes_of_memory))
 
 
 def _not_allocated(size: int, huge_pages: bool, number: int) -> errors.ProviderError:

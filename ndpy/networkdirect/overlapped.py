@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ndpy import errors
 from ndpy.networkdirect.native_calls import CANCELED, PENDING, SUCCESS, check, ffi, lib, status_error
 from ndpy.pending import Pending
-from ndpy.resource import Uncopied, _serials
+from ndpy.resource import Owned, Uncopied, _serials
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.events import EventThread
@@ -103,6 +103,7 @@ class Request(Uncopied):
         "_event",
         "_lock",
         "_native",
+        "_owner",
         "_result",
         "_running",
         "_target",
@@ -126,7 +127,8 @@ class Request(Uncopied):
             raise errors.InsufficientResourcesError(
                 "no event for an overlapped request", operation="overlapped request"
             )
-        self._native = ffi.gc(native, lib.ndpy_request_drop)
+        self._native = native
+        self._owner = Owned(lib.ndpy_request_drop, (native,))
         self.overlapped = ffi.addressof(native, "overlapped")
         self._event = native.event
         # The type of the interface says which version it belongs to.

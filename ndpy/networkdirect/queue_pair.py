@@ -11,6 +11,7 @@ from ndpy.memory import Binding, MemoryWindow
 from ndpy.networkdirect.completion_queue import NetworkDirectCompletionQueue
 from ndpy.networkdirect.native_calls import CANCELED, check, create, ffi, lib, release, status_error, status_name
 from ndpy.queue_pair import QueuePair
+from ndpy.resource import Owned
 from ndpy.window_requests import BindRequest
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class NetworkDirectQueuePair(QueuePair):
             self._free_slots(native)
         else:
             # The provider may still name these slots in a completion queue, so free them with the queues.
-            self._free_with_queues(ffi.gc(native, self._free_slots))
+            self._free_with_queues(Owned(self._free_slots, (native,)))
 
     def _free_with_queues(self, slots: Any) -> None:
         for queue in {self.receive_cq, self.initiator_cq}:

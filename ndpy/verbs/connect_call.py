@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ndpy import errors
-from ndpy.resource import Uncopied
+from ndpy.resource import Owned, Uncopied
 from ndpy.verbs.native_calls import ffi, lib
 
 
@@ -33,7 +33,8 @@ class ConnectCall(Uncopied):
         native = lib.ndpy_connecting_new(identifier, parameters)
         if native == ffi.NULL:
             raise errors.from_errno("connect", errno.ENOMEM)
-        self._native = ffi.gc(native, lib.ndpy_connecting_free)
+        self._native = native
+        self._owner = Owned(lib.ndpy_connecting_free, (native,))
         self._kept = parameters, kept
         self._identifier = identifier
         self._lock = lock

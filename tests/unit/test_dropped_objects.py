@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 from helpers import DEADLINE_S, wait_until
-from ndpy._verbs import lib
+from ndpy._verbs import ffi, lib
 
 import ndpy
+from ndpy import _core
 from ndpy import adapter as adapter_module
 from ndpy.resource import Orphans, Resource
 from ndpy.unraisable import report
@@ -30,6 +31,56 @@ def ignored() -> Iterator[list[Any]]:
     former, sys.unraisablehook = sys.unraisablehook, lambda args: seen.append((args.exc_type, str(args.exc_value)))
     yield seen
     sys.unraisablehook = former
+
+
+# ---- memory that another library frees ----
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_memory_goes_after_its_region_although_both_are_in_one_cycle_of_garbage(fake):
+    registered_when_freed = []
+    pages = ffi.new("char[4096]")
+    memory = _core.Owned(
+        lambda _: registered_when_freed.append(fake.seen.registered), (pages,), ffi.buffer(pages, 4096)
+    )
+    adapter = fake.open()
+    cycle: list[Any] = [memory, adapter.register(memoryview(memory))]
+    cycle.append(cycle)
+    del memory, cycle
+    gc.collect()
+    wait_until(lambda: registered_when_freed, "the memory is freed")
+    adapter.close()
+    assert registered_when_freed == [0]
+
+
+def test_what_is_owned_is_freed_once_and_after_its_last_view():
+    freed: list[Any] = []
+    pages = ffi.new("char[8]", b"1234567")
+    owned = _core.Owned(lambda *arguments: freed.append(arguments), (pages, 5), ffi.buffer(pages, 8))
+    view = memoryview(owned)[4:]
+    assert (view.nbytes, view.readonly, view.format, bytes(view)) == (4, False, "B", b"567\0")
+    view[0] = 65
+    assert ffi.string(pages) == b"1234A67"
+    del owned
+    assert not freed
+    del view
+    assert freed == [(pages, 5)]
+
+
+def test_owning_without_memory_and_with_a_failing_end(ignored):
+    def fail() -> None:
+        raise ValueError("it could not be freed")
+
+    owned = _core.Owned(fail, ())
+    with pytest.raises(BufferError, match="no memory"):
+        memoryview(owned)
+    with pytest.raises(TypeError, match=r"'int'.* is not a buffer"):
+        _core.Owned(fail, (), 5)
+    with pytest.raises(BufferError):
+        _core.Owned(fail, (), b"read-only")
+    assert not ignored
+    del owned
+    assert ignored == [(ValueError, "it could not be freed")]
 
 
 # ---- warnings that are errors ----

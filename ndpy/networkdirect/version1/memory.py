@@ -9,6 +9,7 @@ from ndpy.memory import RemoteMemory
 from ndpy.networkdirect.memory import NetworkDirectMemoryRegion, NetworkDirectMemoryWindow
 from ndpy.networkdirect.native_calls import create_version1, ffi, lib
 from ndpy.networkdirect.overlapped import Request
+from ndpy.resource import Owned
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.version1.adapter import Version1Adapter
@@ -71,7 +72,8 @@ class Version1MemoryWindow(NetworkDirectMemoryWindow):
         slot = lib.version1_window_new(self._serial)
         if slot == ffi.NULL:
             raise errors.InsufficientResourcesError("out of memory", operation="create memory window")
-        self._owner = self._slot = ffi.gc(slot, lib.version1_window_free)
+        self._slot = slot
+        self._owner = Owned(lib.version1_window_free, (slot,))
         return create_version1(
             "create memory window",
             "IUnknown",
@@ -86,7 +88,7 @@ class Version1MemoryWindow(NetworkDirectMemoryWindow):
         super()._native_free()
         if binding is not None:
             # The peer may have invalidated the window, and the completion for that may be on its way.
-            binding.queue_pair._closed_windows.append(self._slot)  # type: ignore[attr-defined]
+            binding.queue_pair._closed_windows.append(self._owner)  # type: ignore[attr-defined]
 
     def _granted(self) -> RemoteMemory:
         """The memory and token of the last bind."""
