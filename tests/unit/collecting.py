@@ -7,10 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from helpers import HAS_GIL
+
 
 @contextmanager
 def in_next_collection(action: Callable[[], Any], after: int = 1) -> Iterator[list[bool]]:
-    """Run the action in the next collection, which starts after so many allocations. Before Python 3.12 that is inside of a call in C."""
+    """Run the action in the next collection, which starts after so many allocations. Before Python 3.12 that is inside of a call in C.
+
+    Without the GIL a thread tells the collector of each 512 allocations only, so a short call may see none.
+    """
     ran: list[bool] = []
 
     def run(phase: str, _: Any) -> None:
@@ -21,7 +26,8 @@ def in_next_collection(action: Callable[[], Any], after: int = 1) -> Iterator[li
     former = gc.get_threshold()
     gc.collect()
     gc.callbacks.append(run)
-    gc.set_threshold(after)
+    # Without the GIL, the other zero has the collector start although there are many old objects.
+    gc.set_threshold(after, 0 if not HAS_GIL else former[1])
     try:
         yield ran
     finally:

@@ -13,6 +13,7 @@ if sys.platform != "linux":
 
 from collecting import in_next_collection
 from data_path_provider import WC_GRH, WC_RECV
+from helpers import HAS_GIL
 from test_lists_of_requests import Queue, Queues, Region, in_flight, receives, writes
 
 from ndpy import Batch, CompletionArray
@@ -94,4 +95,4 @@ def test_a_batch_that_changes_in_the_middle_of_a_post_is_refused(queues, refill)
         else:
             # The collection came before or after the post.
             assert in_flight(queues) == 3
-    assert ran
+    assert ran or not HAS_GIL

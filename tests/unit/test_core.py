@@ -317,18 +317,40 @@ def test_threads_get_a_lock_in_the_order_in_which_they_came(kind):
     assert order == list(range(8))
 
 
-@LOCKS
-@pytest.mark.parametrize("gives_up", range(3))
-def test_a_thread_that_gives_up_leaves_the_line_of_the_others(kind, gives_up):
-    lock, got = kind(), [None] * 3
+def line_of_three(lock, got: list, gives_up: int, patience_s: float) -> list[threading.Thread]:
+    """Three threads that wait for the lock, which this one has. Empty if the one that gives up has done so too early.
+
+    got: what acquire() returns in each.
+    """
 
     def take(number: int) -> None:
-        got[number] = lock.acquire(timeout=0.05 if number == gives_up else DEADLINE_S)
+        got[number] = lock.acquire(timeout=patience_s if number == gives_up else DEADLINE_S)
         if got[number]:
             lock.release()
 
     lock.acquire()
-    threads = [in_line(lock, partial(take, number)) for number in range(3)]
+    threads = []
+    for number in range(3):
+        threads.append(threading.Thread(target=take, args=(number,)))
+        threads[-1].start()
+        wait_until(lambda length=number + 1: lock._waiters == length or got[gives_up] is False, "the line grows")
+        if got[gives_up] is False:
+            lock.release()
+            for thread in threads:
+                thread.join(DEADLINE_S)
+            return []
+    return threads
+
+
+@LOCKS
+@pytest.mark.parametrize("gives_up", range(3))
+def test_a_thread_that_gives_up_leaves_the_line_of_the_others(kind, gives_up):
+    # On a busy machine it may give up before the others are in line.
+    for patience_s in (0.05, 0.5, 5):
+        lock, got = kind(), [None] * 3
+        threads = line_of_three(lock, got, gives_up, patience_s)
+        if threads:
+            break
     threads[gives_up].join(DEADLINE_S)
     assert (got[gives_up], lock._waiters) == (False, 2)
     lock.release()
