@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import os
 import sys
@@ -11,9 +12,13 @@ import time
 
 import cffi
 
-import ndpy
-import ndpy.aio
-from ndpy import Access, Capability
+of_caller = []
+# What is registered first is called last, so after ndpy's own. Without the GIL, Python 3.13 keeps functions and their globals for ever.
+atexit.register(of_caller.clear)
+
+import ndpy  # noqa: E402
+import ndpy.aio  # noqa: E402
+from ndpy import Access, Capability  # noqa: E402
 
 ffi = cffi.FFI()
 LENGTH = 4096
@@ -74,7 +79,7 @@ def open_memory_of_the_caller(adapter: ndpy.Adapter, host: str) -> None:
 
     for register in (adapter.register, lease):
         given = OfCaller(LENGTH)
-        kept.append(given)
+        of_caller.append(given)
         with memoryview(given) as view:
             given.region = register((ndpy.memory.address_of(view), LENGTH))
         if Capability.MEMORY_WINDOWS in adapter.info.capabilities:
