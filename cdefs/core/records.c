@@ -126,7 +126,7 @@ static void records_dealloc(PyObject *self)
 }
 
 static PyMethodDef records_methods[] = {
-    {"append", records_append, METH_O, "Add the record of the newest request."},
+    {"append", records_append, METH_O, "append($self, record, /)\n--\n\nAdd the record of the newest request."},
     {"pop", records_pop, METH_NOARGS, "Take out the record of the newest request."},
     {"popleft", records_popleft, METH_NOARGS, "Take out the record of the oldest request."},
     {NULL, NULL, 0, NULL},
