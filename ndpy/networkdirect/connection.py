@@ -211,12 +211,16 @@ class NetworkDirectConnector(Connector):
         packed = pack_address(address)
         if self._bound_at is not None:
             # Not every provider can bind a bound connector again (contract H.2.4).
-            native = self._adapter._new_native_connector()
-            release(self._native)
-            self._native = native
-            self._bound_at = None
+            self._renew()
         check("bind", self._call("Bind", packed, len(packed)), where=f"{address[0]} port {address[1]}")
         self._bound_at = address
+
+    def _renew(self) -> None:
+        """Take a native connector that is as new."""
+        native = self._adapter._new_native_connector()
+        release(self._native)
+        self._native = native
+        self._bound_at = None
 
     def _native_connect(self, queue_pair: QueuePair, family: int, destination: tuple[Any, ...]) -> None:
         self._destination = pack_resolved(family, destination)
@@ -241,7 +245,13 @@ class NetworkDirectConnector(Connector):
             return
         abandoned, self._abandoned = self._abandoned, None
         if status != SUCCESS and abandoned is not None:
-            self._on_connect_failed(abandoned)
+            try:
+                # The cancellation has finished the native connector (contract H.4.2).
+                self._renew()
+            except errors.ProviderError as failure:
+                self._on_connect_failed(failure.with_traceback(None), again=False)
+            else:
+                self._on_connect_failed(abandoned)
             return
         if status != SUCCESS:
             if status == CONNECTION_REFUSED:
@@ -273,9 +283,13 @@ class NetworkDirectConnector(Connector):
         return status_error("connect", status, message, where="" if message else self._target)
 
     def _native_abandon_attempt(self, error: errors.NdpyError) -> None:
-        # The provider ends the request, and then the next address is tried.
-        self._abandoned = error
-        self._cancel_native()
+        if self._requests:
+            # The provider ends the request, and then the next address is tried.
+            self._abandoned = error
+            self._cancel_native()
+        else:
+            # Version 1 pauses between two requests.
+            self._try_next(error)
 
     def _native_withdraw(self, former: State) -> None:
         if former in ("connecting", "accepting"):

@@ -49,9 +49,9 @@ def names(adapter, monkeypatch):
 
 @pytest.fixture
 def deaf(adapter, keep):
-    """The (host, port) of somebody who takes the connection of the software adapters, and says nothing."""
-    if adapter.info.driver not in ("softverbs", "softnd"):
-        pytest.skip("only an engine that connects over TCP has such a peer")
+    """The (host, port) of somebody who takes the connection of an adapter that connects over TCP, and says nothing."""
+    if adapter.info.driver not in ("softverbs", "softnd.dll", "siw"):
+        pytest.skip("only an adapter that connects over TCP has such a peer")
     with socket.create_server((host_of(adapter), 0), backlog=8) as listening:
         yield listening.getsockname()
 

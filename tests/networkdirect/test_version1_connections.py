@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 import time
 import warnings
 
@@ -208,6 +209,19 @@ def test_i_6_6_until_the_callers_time_is_over(softnd):
         quiet = connector._unanswered
         time.sleep(0.3)
         assert connector._unanswered == quiet
+
+
+def test_i_6_6_until_an_address_of_a_name_has_had_its_share_of_the_time(softnd, monkeypatch):
+    """The share ends in a pause between two requests, or during one."""
+    found = [(socket.AF_INET, ("127.0.0.1", port)) for port in (7471, 7472)]
+    monkeypatch.setattr("ndpy.connection.resolve_destinations", lambda host, port: list(found))
+    with opened(softnd, connect_timeouts=1_000_000) as (adapter, keep):
+        end = create_end(keep, adapter)
+        connector = keep(adapter.create_connector())
+        begun = time.monotonic()
+        with pytest.raises(ndpy.TimeoutError, match=r"server\.example \(127\.0\.0\.1\) port 7472"):
+            connector.connect(end.queue_pair, ("server.example", 7471), timeout_s=0.5)
+        assert 0.4 < time.monotonic() - begun < DEADLINE_S
         # The queue pair is unchanged.
         assert (end.queue_pair.connector, end.cq.poll()) == (None, [])
 

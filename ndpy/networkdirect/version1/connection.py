@@ -162,7 +162,7 @@ class Version1Connector(NetworkDirectConnector):
         return True
 
     def _on_connect_end(self, status: int) -> None:
-        if self._state == "connecting":
+        if self._state == "connecting" and self._abandoned is None:
             if status == TIMEOUT:
                 self._try_later()
                 return
