@@ -343,11 +343,7 @@ class Connector(Resource):
                 self._watch_silence()
                 return
         assert error is not None
-        if self._tried > 1 and isinstance(error, errors.ProviderError):
-            error.message += f" (all {self._tried} addresses of {self._host} were tried)"
-        pending = self._end_attempt(self._refused)
-        if pending is not None:
-            pending.fail(error)
+        self._end_connect(self._refused, error)
 
     def _watch_silence(self) -> None:
         """Give an address that does not answer its share of the time that is left."""
@@ -380,7 +376,13 @@ class Connector(Resource):
             self._native_forget_attempt()
             self._try_next(error)
             return
-        pending = self._end_attempt(self._refused if again else Event.LOST, spent=spent)
+        self._end_connect(self._refused if again else Event.LOST, error, spent=spent)
+
+    def _end_connect(self, event: Event, error: errors.NdpyError, *, spent: bool | None = None) -> None:
+        """connect() has failed with this error. event, spent: as for _end_attempt()."""
+        if self._tried > 1 and not self._rest and isinstance(error, errors.ProviderError):
+            error.message += f" (all {self._tried} addresses of {self._host} were tried)"
+        pending = self._end_attempt(event, spent=spent)
         if pending is not None:
             pending.fail(error)
 

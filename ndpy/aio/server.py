@@ -111,8 +111,10 @@ def connect(
             try:
                 connection = await _attempt(hub, hello, found[-left], share_s, close_timeout_s)
             except _TRY_NEXT:
-                if left > 1:
+                if left > 1 and loop.time() < end:
                     continue
+                if left > 1:
+                    await hub.leave()
                 raise
             except GeneratorExit:
                 if left > 1:
