@@ -337,7 +337,9 @@ class Connection(Transfers):
         While the peer takes no messages, this waits.
 
         If it is cancelled, the message is sent whole or not at all. A long message is withdrawn then, unless the peer is
-        reading it. This ends when the peer does not use the memory any more, or the connection has ended.
+        reading it. This ends when the peer does not use the memory any more, or the connection has ended. A peer that does
+        neither within 5 s loses the connection. After Ctrl-C that is 0.4 s, if the program runs by asyncio.run() of Python 3.11
+        or later. By other means the program ends it with abort(), or with a second cancellation.
 
         Parameters:
             data: any contiguous buffer, a region, a slice of one, or a lease.
@@ -747,6 +749,9 @@ class Connection(Transfers):
 
         Messages of the peer that were not received are dropped. This waits until the peer has closed its end too, at most as
         long as `close_timeout_s` of connect() or serve(). If it is cancelled, the connection ends at once.
+
+        If Ctrl-C ends the program, it waits no longer than for the delivery, and at most 0.4 s. It knows of Ctrl-C in a program
+        that runs by asyncio.run() of Python 3.11 or later.
 
         It raises nothing if the connection was lost.
         """

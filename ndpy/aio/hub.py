@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ndpy.adapter import Adapter
+from ndpy.aio.interrupts import Interrupts
 from ndpy.buffer import alloc
 from ndpy.cache.lease import Lease
 from ndpy.cache.registration_cache import RegistrationCache
@@ -85,11 +86,13 @@ class Hub(Uncopied):
 
     Attributes:
         adapter: makes everything.
+        interrupts: of the loop's program.
     """
 
     def __init__(self, key: Any, adapter: Adapter, *, owned: bool) -> None:
         self._key = key
         self.adapter = adapter
+        self.interrupts = Interrupts(asyncio.get_running_loop())
         self._owned = owned
         self._cache = _Cache(adapter)
         self._queues: list[_Queue] = []

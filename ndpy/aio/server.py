@@ -233,6 +233,7 @@ class Server(Uncopied):
     """Accepts connections, made by serve(). Leaving its block calls close().
 
     If the block or close() is cancelled, as Ctrl-C does, it ends at once: what was sent is delivered, and no client is waited for.
+    So does a close() that follows Ctrl-C, see Connection.close().
 
     Attributes:
         address: the (host, port) at which it listens. The port is never 0.

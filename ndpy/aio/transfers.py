@@ -310,7 +310,9 @@ class Transfers(Uncopied, abc.ABC):
             self._hurried.set_result(None)
 
     def _limited(self, timeout_s: float | None) -> float | None:
-        """How much of this time is left after hurry(). None: any time."""
+        """How much of this time is left after hurry(), which Ctrl-C calls too. None: any time."""
+        if self._hub.interrupts.is_ending:
+            self.hurry()
         if self._latest == math.inf:
             return timeout_s
         return max(0.0, min(math.inf if timeout_s is None else timeout_s, self._latest - self._loop.time()))
