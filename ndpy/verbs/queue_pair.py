@@ -198,7 +198,7 @@ class VerbsQueuePair(QueuePair):
             self._set_ended()
             check("flush", self._to_state(lib.IBV_QPS_ERR))
             self._tell_data_path()
-            return False
+            return self._cancel_unless_flushed()
         self._reset("flush")
         self._initialise()
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 
 import pytest
@@ -313,3 +314,15 @@ def test_messages_in_both_directions(pair, keep):
     for number in range(5):
         send_message(keep, pair.client, pair.server, b"to the server %d" % number)
         send_message(keep, pair.server, pair.client, b"to the client %d" % number)
+
+
+def test_f_7_1_what_succeeded_in_silence_does_not_hold_up_the_close_after_a_flush(pair, monkeypatch):
+    """On iWARP nothing tells of it after the flush."""
+    monkeypatch.setattr("ndpy.queue_pair._FLUSH_S", 20 * DEADLINE_S)
+    pair.server.queue_pair.receive([], context=1)
+    pair.client.queue_pair.send([], flags=Flags.SILENT_SUCCESS)
+    succeed(pair.server.cq)
+    pair.client.queue_pair.flush()
+    begin = time.monotonic()
+    pair.client.queue_pair.close()
+    assert time.monotonic() - begin < DEADLINE_S
