@@ -218,6 +218,8 @@ def test_a_connection_of_a_loop_tries_all_addresses(adapter, names, closed_port)
 
 
 def test_a_connection_of_a_loop_passes_over_an_address_that_is_silent(adapter, names, deaf, share_s):
+    if adapter.info.driver == "siw":
+        pytest.skip("siw takes 10 s to let go of a connection that gets no answer, and ndpy.aio waits for that")
     connect_once(adapter, [deaf], names, timeout_s=2 * share_s)
 
 
