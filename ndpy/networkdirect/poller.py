@@ -7,6 +7,8 @@ queues of several adapters.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ndpy import errors
 from ndpy.completion_queue import CompletionQueue
 from ndpy.flags import Notify
@@ -43,8 +45,7 @@ class NetworkDirectPoller(Poller):
         self._by_key[request.key] = queue
         return request
 
-    def _native_remove(self, queue: CompletionQueue, watched: Request) -> None:
-        assert isinstance(queue, NetworkDirectCompletionQueue)
+    def _native_remove(self, queue: Any, watched: Request) -> None:
         del self._by_key[watched.key]
         self._on_their_way.discard(watched.key)
         queue._leave_behind(watched)

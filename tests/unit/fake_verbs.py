@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import shutil
 import subprocess
 import sys
@@ -311,6 +312,10 @@ def _check_end(fake: FakeVerbs) -> None:
     while fake.counts.left():
         assert time.monotonic() < deadline, fake.counts.left()
         time.sleep(0.001)
+    # A process has one librdmacm, and each test another copy.
+    for file in fake.files_of_manager():
+        if file > 0:
+            os.close(file)
 
 
 @pytest.fixture

@@ -71,6 +71,9 @@ class Queue:
     def _check_end(self, request: Request, status: int) -> None:
         self.ended = True
 
+    def _leave_behind(self, request: Request) -> None:
+        assert self.ended
+
     def poll(self) -> list[str]:
         return ["a completion"] if self.ended else []
 
