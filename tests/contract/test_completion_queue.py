@@ -417,7 +417,8 @@ def test_g_3_1_an_overrun_kills_the_queue(adapter, keep):
     """The provider may give more room than was asked for, so the test fills the queue until it reports the overrun."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     server_cq = keep(adapter.create_completion_queue(1))
-    client = create_end(keep, adapter, initiator_queue_depth=256)
+    # The client's own queue has room for all.
+    client = create_end(keep, adapter, cq_depth=512, initiator_queue_depth=256)
     server = create_end(keep, adapter, cq=server_cq, receive_queue_depth=1024)
     pair = connect_ends(keep, adapter, client, server)
     for context in range(1024):
@@ -442,7 +443,8 @@ def test_g_3_1_who_only_polls_learns_of_an_overrun(adapter, keep):
     """Nobody waits or arms. What the queue kept comes first, and later requests are refused."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     server_cq = keep(adapter.create_completion_queue(1))
-    client = create_end(keep, adapter, initiator_queue_depth=256)
+    # The client's own queue has room for all.
+    client = create_end(keep, adapter, cq_depth=512, initiator_queue_depth=256)
     server = create_end(keep, adapter, cq=server_cq, receive_queue_depth=1024)
     pair = connect_ends(keep, adapter, client, server)
     for context in range(1024):

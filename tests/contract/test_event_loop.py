@@ -304,9 +304,18 @@ def test_a_request_goes_to_the_next_task_if_the_first_is_cancelled_as_it_is_serv
             serve = listener._give_or_queue
 
             def serve_and_cancel(connector):
+                stopped, go_on = threading.Event(), threading.Event()
+
+                def stop():
+                    stopped.set()
+                    assert go_on.wait(DEADLINE_S)
+
+                # The loop stands still, so the task cannot run before it is cancelled: the request is in its hands then.
+                loop.call_soon_threadsafe(stop)
+                assert stopped.wait(DEADLINE_S)
                 given = serve(connector)
-                # The task has not run since, and the request is in its hands.
                 loop.call_soon_threadsafe(first.cancel)
+                go_on.set()
                 return given
 
             monkeypatch.setattr(listener, "_give_or_queue", serve_and_cancel)
