@@ -129,7 +129,8 @@ class NetworkDirectCompletionQueue(CompletionQueue):
     def _look_for_failure(self) -> None:
         """Ask whether the queue has failed, because a connection has ended. The provider tells it only to a Notify."""
         with self._lock, contextlib.suppress(errors.NdpyError):
-            if self._native is None or self._own_file or self._failure is not None:
+            # While the queue is closed, all that the provider holds was asked for before.
+            if self._native is None or self._defunct is not None or self._own_file or self._failure is not None:
                 return
             request = self._look
             if request is None:

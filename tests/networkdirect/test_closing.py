@@ -141,3 +141,18 @@ def test_closing_a_queue_pair_waits_for_what_the_provider_gives_back_late(keep, 
     queue_pair.close()
     assert queue_pair._all_ended
     assert [completion.context for completion in end.cq.poll()] == [0, 1, 2]
+
+
+def test_a_completion_queue_that_is_being_closed_asks_the_provider_for_nothing_more(keep, monkeypatch):
+    """A connection of it ends meanwhile, and the adapter's thread wants to know whether the queue has failed."""
+    queue = keep.adapter.create_completion_queue(4)
+    end_requests = queue._native_end_requests
+
+    def end_and_look() -> None:
+        end_requests()
+        queue._look_for_failure()
+        assert not queue._requests
+
+    monkeypatch.setattr(queue, "_native_end_requests", end_and_look)
+    queue.close()
+    assert queue.closed
