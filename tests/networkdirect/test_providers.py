@@ -20,7 +20,7 @@ from helpers import DEADLINE_S, wait_until
 from own_softnd import child
 
 import ndpy
-from ndpy.networkdirect import adapter_info, winsock_catalogue
+from ndpy.networkdirect import adapter_info, interfaces, winsock_catalogue
 from ndpy.networkdirect.provider_dll import Provider
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -186,10 +186,10 @@ def test_an_adapter_is_as_its_interface_is(monkeypatch, statistics, wanted):
     own = {"loopback": ["127.0.0.1"], "radio": ["00-11-22", "192.0.2.7"], "wire": ["fe80::9%3", "192.0.2.9"]}
     address, state = namedtuple("address", "address"), namedtuple("state", "isup mtu")
     monkeypatch.setattr(
-        adapter_info.psutil, "net_if_addrs", lambda: {name: list(map(address, own[name])) for name in own}
+        interfaces.psutil, "net_if_addrs", lambda: {name: list(map(address, own[name])) for name in own}
     )
     monkeypatch.setattr(
-        adapter_info.psutil, "net_if_stats", lambda: {name: state(*statistics[name]) for name in statistics}
+        interfaces.psutil, "net_if_stats", lambda: {name: state(*statistics[name]) for name in statistics}
     )
     assert adapter_info._interface_of(("192.0.2.9",)) == wanted
     assert adapter_info._interface_of(("fe80::9%11",)) == wanted
