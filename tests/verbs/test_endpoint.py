@@ -7,10 +7,10 @@ import time
 
 import pytest
 from defects import differs, skip_where
-from helpers import assert_quiet, contexts, create_end, memory, statuses, succeed, take
+from helpers import ask, assert_quiet, contexts, create_end, establish, memory, statuses, succeed, take
 
 import ndpy
-from ndpy import Access, Endpoint, Status
+from ndpy import Access, Endpoint, QueuePairState, Status
 from ndpy.quirks import Quirk
 
 
@@ -105,14 +105,30 @@ def test_a_request_under_way_gets_the_retry_time_when_the_peer_leaves(adapter, k
     assert (completion.context, completion.status) == (2, Status.IO_TIMEOUT)
 
 
-def test_the_path_mtu_is_named_when_a_peer_of_a_connector_does_not_answer(pair):
+def test_the_path_mtu_is_named_when_a_peer_of_a_connector_does_not_answer(keep, adapter):
     """Interfaces or switches on the way may carry less than the ports at both ends."""
+    skip_where(adapter, Quirk.IWARP_NO_PATH_MTU)
+    client, server = create_end(keep, adapter), create_end(keep, adapter)
+    offer = ask(keep, adapter, client.queue_pair, retry=ndpy.RetryPolicy(retry_count=1, ack_timeout=14))
+    establish(offer, server.queue_pair)
+    # It takes no packet any more, and says nothing.
+    server.queue_pair.modify(state=QueuePairState.ERROR)
+    client.queue_pair.send([])
+    (completion,) = take(client.cq)
+    assert completion.status is Status.IO_TIMEOUT
+    said = failure(completion)
+    assert f"with path MTU {adapter.info.mtu} on this end" in said
+    for host, port in (offer.client.local_address, offer.client.peer_address):
+        assert f"{host} port {port}" in said
+
+
+def test_a_peer_of_a_connector_without_a_receive_is_no_dead_network(pair):
     skip_where(pair.adapter, Quirk.IWARP_NO_PATH_MTU)
     pair.client.queue_pair.send([])
     (completion,) = take(pair.client.cq)
     assert completion.status is Status.IO_TIMEOUT
     said = failure(completion)
-    assert f"with path MTU {pair.adapter.info.mtu} on this end" in said
+    assert "had no receive posted" in said
     for host, port in (pair.client.connector.local_address, pair.client.connector.peer_address):
         assert f"{host} port {port}" in said
 
