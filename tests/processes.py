@@ -181,9 +181,13 @@ class Process:
         return result
 
 
-def start_python(program: Path, *arguments: str | int | Path) -> Process:
-    """Run a program with this Python. An object that it forgets to close shows as a warning on standard error."""
-    return Process(sys.executable, "-W", "default::ResourceWarning", _INTERRUPTIBLE, program, *map(str, arguments))
+def start_python(program: Path, *arguments: str | int | Path, variables: Mapping[str, str] | None = None) -> Process:
+    """Run a program with this Python. An object that it forgets to close shows as a warning on standard error.
+
+    variables: of its environment, besides those of this process.
+    """
+    words = ("-W", "default::ResourceWarning", _INTERRUPTIBLE, program, *map(str, arguments))
+    return Process(sys.executable, *words, variables=variables)
 
 
 def start_example(name: str, *arguments: str | int | Path) -> Process:
