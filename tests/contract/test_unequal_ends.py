@@ -127,6 +127,8 @@ def test_inline_data_are_limited_by_the_end_that_sends_them(ends, keep, adapter,
 
 def test_a_message_longer_than_the_peers_depth_of_receives_waits_for_each(ends, keep, adapter):
     """The peer has room for one message at a time, and takes ten."""
+    if adapter.info.driver == "siw":
+        pytest.skip("siw ends the connection when a message finds no receive")
     pair = ends({"initiator_queue_depth": 12}, {"receive_queue_depth": 1})
     source = memory(keep, adapter, bytes(range(10)), Access.NONE)
     sink = memory(keep, adapter, bytes(10))
