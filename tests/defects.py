@@ -15,21 +15,23 @@ def differs(adapter: ndpy.Adapter, quirk: Quirk) -> bool:
     return quirk in adapter._differences
 
 
-def skip_where(adapter: ndpy.Adapter, quirk: Quirk) -> None:
+def skip_where(adapter: ndpy.Adapter, quirk: Quirk) -> bool:
     """Skip if the table lists this difference for the adapter."""
     if differs(adapter, quirk):
         pytest.skip(f"{adapter.info.name}: {quirk.value.sentence}")
 
 
-def expect_defect(request: pytest.FixtureRequest, adapter: ndpy.Adapter, quirk: Quirk) -> None:
+def expect_defect(request: pytest.FixtureRequest, adapter: ndpy.Adapter, quirk: Quirk) -> bool:
     """Expect this test to fail if driver and kernel are known to have the defect.
 
     If it passes there, that is a failure too. A test that would bring the machine down is skipped.
+    Returns whether they are known to, so that the test need not wait long for what never comes.
     """
     defect = quirk.value
     if not differs(adapter, quirk) or not defect.is_in(platform.release()):
-        return
+        return False
     reason = f"{defect.sentence} ({defect.reference})"
     if defect.deadly:
         pytest.skip(reason)
     request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+    return True

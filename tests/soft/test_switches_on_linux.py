@@ -50,8 +50,8 @@ def test_switch(scenario):
 # Without the switch the start-up is limited too, to 10 s and more.
 @pytest.mark.parametrize("scenario", [name for name, (switch, _) in SWITCHES.items() if switch != "START_UP_MS"])
 def test_without_the_switch_it_does_not_happen(scenario):
-    # What is waited for never comes, so a longer deadline on a busy machine would only take longer.
-    assert run(scenario, NDPY_TEST_PATIENCE="1").returncode != 0
+    # What is waited for never comes, so the deadlines are short.
+    assert run(scenario, NDPY_TEST_PATIENCE="0.2").returncode != 0
 
 
 def test_the_statistics_name_what_was_never_released(tmp_path):
