@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from ndpy.cli.standard_output import checked_output
+
 _INTERRUPTED = 130
 
 _SUBCOMMANDS = {
@@ -35,6 +37,10 @@ class _LazyGroup(click.Group):
         command = importlib.import_module(module).command
         assert isinstance(command, click.Command)
         return command
+
+    def main(self, *words: Any, **options: Any) -> Any:
+        with checked_output("ndpy"):
+            return super().main(*words, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -8,18 +8,26 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ndpy.cli.standard_output import OutputError
+
 # When a host's command has failed or its VM has ended, the others have this long to end by themselves.
 GRACE_S = 30.0
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all the bytes."""
+    """Write all the bytes. Raises OutputError for standard output, but BrokenPipeError if its reader has closed it."""
     view = memoryview(data)
     while view:
         try:
             view = view[os.write(fd, view) :]
         except BlockingIOError:  # another program made the output non-blocking
             select.select([], [fd], [])
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if fd != 1:
+                raise
+            raise OutputError(error) from error
 
 
 @dataclass(frozen=True)
