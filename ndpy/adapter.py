@@ -856,7 +856,8 @@ class Adapter(_core.Adapter, Resource):
         # Before their objects, so that those that are being made see it.
         for domain in self._domains.members():
             domain._defunct = domain._removed_error
-        for child in self._open_children():
+        # Completion queues last: a poll that raises tells that posting is refused.
+        for child in sorted(self._open_children(), key=lambda child: isinstance(child, CompletionQueue)):
             if not child._released:
                 child._defunct = child._removed_error
         for child in self._open_children():

@@ -511,6 +511,9 @@ class CompletionQueue(_core.CompletionQueue, Resource):
 
     def _on_failure(self, failure: Callable[[], errors.NdpyError]) -> None:
         """The provider has given the queue up, with its queue pairs. Not called under locks. failure: makes the exception."""
+        for queue_pair in self._queue_pairs():
+            # A poll that raises tells that posting is refused.
+            queue_pair._refuse_calls(failure)
         with self._lock:
             if self._failure is not None:
                 return

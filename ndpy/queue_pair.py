@@ -19,6 +19,8 @@ from ndpy.weak_set import SharedWeakSet
 from ndpy.work_queues import BAD_FLAGS, MARKER, QueuePairLimits, WorkQueues
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ndpy.adapter import Adapter
     from ndpy.connection import Connector
     from ndpy.endpoint import Endpoint
@@ -370,8 +372,14 @@ class QueuePair(WorkQueues):
                 self.initiator_cq._drain()
             return not self._lib.ndpy_queue_pair_ended(self._native, self._count_posted(self._native))
 
-    def _on_queue_failed(self) -> None:
+    def _refuse_calls(self, failure: Callable[[], errors.NdpyError]) -> None:
         """One of its completion queues has failed. From now on only close() works. Called without locks held."""
+        with self._lock:
+            if self._defunct is None:
+                self._defunct = failure
+
+    def _on_queue_failed(self) -> None:
+        """One of its completion queues has failed, and everybody is told so. Called without locks held."""
         with self._lock:
             self._inherit_failure()
         self._end_connection()

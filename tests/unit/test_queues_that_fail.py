@@ -159,6 +159,28 @@ def test_nothing_can_be_posted_after_an_overrun(lost):
     assert queue_pair._in_flight() == before
 
 
+def test_nothing_can_be_posted_as_soon_as_a_poll_tells_of_the_overrun(idle, fake, monkeypatch):
+    """The thread that tells all others of the failure stands still in the middle."""
+    queue_pair, tell = idle.queue_pair, type(idle.queue_pair)._on_queue_failed
+    answers = []
+
+    def tell_late(told) -> None:
+        try:
+            idle.queue.poll()
+            queue_pair.receive([])
+        except ndpy.NdpyError as error:
+            answers.append(error)
+        with pytest.raises(Overrun):
+            queue_pair.receive([])
+        answers.append("refused")
+        tell(told)
+
+    monkeypatch.setattr(type(queue_pair), "_on_queue_failed", tell_late)
+    fake.overrun(idle.queue)
+    soon(lambda: len(answers) == 2, "all are told")
+    assert isinstance(answers[0], Overrun)
+
+
 def test_a_queue_that_was_overrun_takes_no_new_queue_pair(lost):
     adapter = lost.queue.adapter
     with adapter.create_completion_queue(8) as other:
