@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import DEADLINE_S, STRESS, Keeper, create_end, has_kernel_driver, host_of, memory
-from processes import start_python
+from helpers import DEADLINE_S, STRESS, Keeper, create_end, has_kernel_driver, host_of, memory, wait_until
+from processes import Process, start_python
 
 import ndpy
 
@@ -76,18 +76,30 @@ def test_a_program_ends_cleanly_while_its_peer_writes(keep: Keeper, adapter):
         target = ndpy.RemoteMemory.from_bytes(bytes.fromhex(descriptor))
         source = memory(keep, adapter, b"\xff" * target.length)
         keep(adapter.connect(client.queue_pair, (host_of(adapter), int(port)), timeout_s=DEADLINE_S))
-        write_until_it_fails(client.queue_pair, source, target)
+        write_until_it_fails(client.queue_pair, source, target, program)
         result = program.finish()
     assert (result.status, result.err) == (0, "")
     assert "freed" not in result.out
 
 
-def write_until_it_fails(queue_pair: ndpy.QueuePair, source: ndpy.MemoryRegion, target: ndpy.RemoteMemory) -> None:
+def write_until_it_fails(
+    queue_pair: ndpy.QueuePair, source: ndpy.MemoryRegion, target: ndpy.RemoteMemory, program: Process
+) -> None:
+    """Under Wine, which may keep the socket of a process that ended in the middle of a receive, the program's end will do."""
     outstanding = failed = 0
+    completions: list[ndpy.Completion] = []
+
+    def is_over() -> bool:
+        completions.extend(queue_pair.initiator_cq.poll(spin_s=0.02))
+        return bool(completions) or (sys.platform == "win32" and program.popen.poll() is not None)
+
     while not failed or outstanding:
         while not failed and outstanding < 16:
             queue_pair.write(source[0 : target.length], target)
             outstanding += 1
-        completions = queue_pair.initiator_cq.wait(DEADLINE_S)
+        wait_until(is_over, "a write completes")
+        if not completions:
+            return
         outstanding -= len(completions)
         failed += sum(completion.status is not ndpy.Status.SUCCESS for completion in completions)
+        completions.clear()
