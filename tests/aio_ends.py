@@ -58,8 +58,13 @@ def windows(adapter, monkeypatch):
     monkeypatch.setattr("ndpy.aio.transfers.has_usable_windows", lambda adapter: True)
 
 
+# A generator of 50,000 numbers takes a tenth of a second in an emulated machine, so the pattern is repeated.
+_PERIOD = 251
+
+
 def pattern(length: int, start: int = 1) -> bytes:
-    return bytes((start + 7 * place) % 251 for place in range(length))
+    period = bytes((start + 7 * place) % _PERIOD for place in range(_PERIOD))
+    return (period * (length // _PERIOD + 1))[:length]
 
 
 async def both(first, second):
