@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -285,6 +286,16 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = DEADL
             pytest.fail(f"not within {timeout_s:g} s: {what}")
         time.sleep(0.02)
     return value
+
+
+def assert_let_go(reference: weakref.ref[Any]) -> None:
+    """Nothing refers to it any more. The adapter's thread may do so for a moment, while it handles an event."""
+
+    def gone() -> bool:
+        gc.collect()
+        return reference() is None
+
+    wait_until(gone, f"{reference()!r} is let go of")
 
 
 def create_end(keep: Keeper, adapter: ndpy.Adapter, *, cq: Any = None, cq_depth: int = 64, **options: Any) -> End:

@@ -6,7 +6,7 @@ import copy
 import pickle
 
 import pytest
-from helpers import create_end, host_of, memory
+from helpers import DEADLINE_S, create_end, host_of, memory
 
 import ndpy
 import ndpy.ndk
@@ -36,7 +36,7 @@ def objects_of(keep, adapter, cache, end):
         yield keep(adapter.create_protection_domain())
     end.queue_pair.receive(region[0:8])
     end.queue_pair.flush()
-    yield end.cq.wait(10)[0]
+    yield end.cq.wait(DEADLINE_S)[0]
     yield adapter.begin_register(bytearray(64))
 
 
@@ -49,7 +49,7 @@ def test_they_refuse_with_a_sentence(keep, adapter, cache):
                 way(thing)
                 pytest.fail(f"{way.__name__} took {thing!r}")
         if isinstance(thing, ndpy.Pending):
-            keep(thing.result(10))
+            keep(thing.result(DEADLINE_S))
 
 
 def test_the_description_of_an_adapter_is_equal_to_its_copy(adapter):

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 
 import pytest
-from helpers import DEADLINE_S, connect_pair, create_end, host_of, memory, require, succeed, wait_until
+from helpers import DEADLINE_S, assert_let_go, connect_pair, create_end, host_of, memory, require, succeed
 
 import ndpy
-
-
-def assert_let_go(reference):
-    """Nothing refers to it any more. The adapter's thread may do so for a moment, while it handles an event."""
-
-    def gone():
-        gc.collect()
-        return reference() is None
-
-    wait_until(gone, f"{reference()!r} is let go of", DEADLINE_S)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "closed", "succeeded"])

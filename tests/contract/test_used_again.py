@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 
 import pytest
 from helpers import (
     DEADLINE_S,
     ask,
+    assert_let_go,
     assert_refused,
     create_end,
     has_kernel_driver,
@@ -98,8 +98,7 @@ def test_a_queue_that_leaves_one_poller_stays_with_the_other_until_it_is_closed(
         queue.close()
         gone = weakref.ref(queue)
         del queue
-        gc.collect()
-        assert gone() is None
+        assert_let_go(gone)
 
 
 def test_a_batch_that_was_cleared_and_filled_again_has_only_its_new_requests(pair, keep):

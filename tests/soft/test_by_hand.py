@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from helpers import Keeper, contents, create_end, memory, succeed
+from helpers import DEADLINE_S, Keeper, contents, create_end, memory, succeed
 
 import ndpy
 from ndpy import AddressVector, QueuePairState
@@ -102,7 +102,7 @@ with ndpy.open_adapter("soft0") as adapter, adapter.create_completion_queue(4) a
             inbound_read_limit=2,
             min_rnr_timer=12,
         )
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + float(sys.argv[2])
         while attempts() < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
         queue_pair.modify(state=QueuePairState.ERROR)
@@ -116,11 +116,11 @@ def test_a_queue_pair_in_the_error_state_looks_for_its_peer_no_more(tmp_path):
     """An attempt that cannot begin makes a socket nevertheless, which the trace shows and nobody else sees."""
     trace = tmp_path / "trace"
     done = subprocess.run(
-        [sys.executable, "-c", LOOKING, trace],
+        [sys.executable, "-c", LOOKING, trace, str(DEADLINE_S)],
         env={**os.environ, "SOFTVERBS_TRACE": str(trace)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=3 * DEADLINE_S,
     )
     before, after = map(int, done.stdout.split())
     assert before >= 3, done

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from deadlines import patient
 from programs import built
 
 from ndpy.cli.soft import environment
@@ -18,5 +19,5 @@ def test_memory_serves_neither_another_domain_nor_another_queue_pair_nor_a_key_o
         pytest.skip("softverbs is not built")
     program = built(Path(__file__).with_name("programs") / "refusals.c", "-lrdmacm")
     variables = environment(softverbs.folder(), os.environ)
-    done = subprocess.run([program], env=variables, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([program], env=variables, capture_output=True, text=True, timeout=patient(60))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import building
 import pytest
+from deadlines import patient
 
 # Of IPv4 and then of IPv6: root's socket, another user's, one of root's that was closed, one that waits to be accepted. Then
 # another host.
@@ -26,6 +27,6 @@ def test_the_kernel_or_its_table_names_the_owner_of_a_peer(way, tmp_path):
     folders = [f"-I{softrdma / folder}" for folder in ("engine", "system/linux")]
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Werror", *folders]
     command = ["gcc", *flags, "-o", program, source, softrdma / "engine/address.c", "-lpthread"]
-    subprocess.run(command, check=True, timeout=60)
-    done = subprocess.run([program, way], capture_output=True, text=True, timeout=30)
+    subprocess.run(command, check=True, timeout=patient(60))
+    done = subprocess.run([program, way], capture_output=True, text=True, timeout=patient(30))
     assert done.stdout.strip() == TRUSTED[way], done

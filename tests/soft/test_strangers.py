@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import patient
 from helpers import (
     DEADLINE_S,
     STRESS,
@@ -83,7 +84,7 @@ def other_host():
         pytest.skip("this needs ip, of iproute2")
 
     def ip(command: str, *, must: bool = True) -> None:
-        done = subprocess.run(["ip", *command.split()], capture_output=True, text=True, timeout=30)
+        done = subprocess.run(["ip", *command.split()], capture_output=True, text=True, timeout=patient(30))
         if must and done.returncode:
             pytest.skip(f"this needs network namespaces (CAP_NET_ADMIN, CAP_SYS_ADMIN): ip {command}: {done.stderr}")
 
@@ -356,14 +357,14 @@ def test_no_other_user_gets_the_port_of_a_number_while_it_begins_to_be_listened_
     library, attacks = tmp_path / "attacked.so", tmp_path / "attacks"
     source = Path(__file__).with_name("programs") / "attacked_listen.c"
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Werror", "-shared", "-fPIC"]
-    subprocess.run(["gcc", *flags, "-o", library, source, "-ldl"], check=True, timeout=60)
+    subprocess.run(["gcc", *flags, "-o", library, source, "-ldl"], check=True, timeout=patient(60))
     tests = Path(__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-c", EXPECTS, tests, tests / "soft", tests / "softnd"],
         env={**os.environ, "LD_PRELOAD": str(library), "NDPY_TEST_ATTACKS": str(attacks)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
     )
     assert done.returncode == 0, done
     tried = attacks.read_text().splitlines()
@@ -591,6 +592,9 @@ def test_a_port_that_needs_a_privilege_says_so():
     if first == 0:
         pytest.skip("every port is free for all here: net.ipv4.ip_unprivileged_port_start is 0")
     done = subprocess.run(
-        [sys.executable, "-c", PRIVILEGED, str(NOBODY), str(first - 1)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PRIVILEGED, str(NOBODY), str(first - 1)],
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
     )
     assert re.search(rf"^PermissionError {errno.EACCES} .*privilege", done.stdout), done

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
+from deadlines import DEADLINE_S
 
 import ndpy
 from ndpy import doctor
@@ -225,7 +226,7 @@ def test_ctrl_c_ends_the_process_that_examines_too(monkeypatch, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         findings.examine_apart("something", "waits", "examine")
     (process,) = started
-    assert process.wait(30) != 0
+    assert process.wait(DEADLINE_S) != 0
 
 
 # ---- names ----

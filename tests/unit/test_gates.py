@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,6 +20,8 @@ def test_the_gates_are_open_whenever_no_thread_is_inside(tmp_path):
     folders = [f"-I{ROOT / 'softrdma' / folder}" for folder in ("engine", "system/linux")]
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", *folders]
     source = Path(__file__).with_name("fake_workers.c")
-    subprocess.run(["gcc", *flags, "-o", str(program), str(source), "-lpthread", "-lrt"], check=True, timeout=60)
-    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=60, check=False)
+    subprocess.run(
+        ["gcc", *flags, "-o", str(program), str(source), "-lpthread", "-lrt"], check=True, timeout=patient(60)
+    )
+    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=patient(60), check=False)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
