@@ -740,12 +740,12 @@ def test_the_first_message_proves_the_connection(keep, adapter, shared):
     connector = keep(other.create_connector())
     asking = connector.begin_connect(client.queue_pair, listener.address)
     request = keep(listener.get_request(DEADLINE_S))
-    accepting = request.begin_accept(server.queue_pair)
-    asking.result(DEADLINE_S)
-    with pytest.raises(ndpy.NotConnectedError):
-        server.queue_pair.send(incoming[0:8])
-    # The thread that would learn of the client's last step is held up.
+    # The thread that would learn that the connection is up is held up. On iWARP it is up when the server has answered.
     with adapter._events.resting(DEADLINE_S):
+        accepting = request.begin_accept(server.queue_pair)
+        asking.result(DEADLINE_S)
+        with pytest.raises(ndpy.NotConnectedError):
+            server.queue_pair.send(incoming[0:8])
         connector.complete_connect(DEADLINE_S)
         client.queue_pair.send(question[0:8])
         completion = succeed(server.cq)[0]
@@ -767,9 +767,9 @@ def test_a_client_that_vanishes_after_its_first_message_ends_the_connection(keep
     connector = keep(other.create_connector())
     asking = connector.begin_connect(client.queue_pair, listener.address)
     request = keep(listener.get_request(DEADLINE_S))
-    accepting = request.begin_accept(server.queue_pair)
-    asking.result(DEADLINE_S)
     with adapter._events.resting(DEADLINE_S):
+        accepting = request.begin_accept(server.queue_pair)
+        asking.result(DEADLINE_S)
         connector.complete_connect(DEADLINE_S)
         client.queue_pair.send(question[0:8])
         succeed(server.cq)
