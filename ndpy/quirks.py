@@ -276,6 +276,14 @@ class Quirk(enum.Enum):
         driver="siw",
         first=(5, 3),
     )
+    SIW_CANCELS_BEFORE_REFUSALS = Difference(
+        "siw cancels the receives of a client that is refused, which may be seen before the refusal",
+        "Linux drivers/infiniband/sw/siw/siw_cm.c, siw_cm_work_handler(): siw_qp_llp_close() in the thread that hands the refusal to "
+        "another one; seen on 6.1",
+        driver="siw",
+        first=(5, 3),
+        spared="ndpy.aio waits for the refusal",
+    )
     SIW_OVERTAKES_READS = Difference(
         "siw completes what was posted after a read ahead of that read, and cannot fence a read",
         "Linux drivers/infiniband/sw/siw/siw_qp.c",

@@ -172,6 +172,9 @@ class Connection(Transfers):
         self._leaving = False
         self._freeing: asyncio.Future[None] | None = None
         self._is_free = False
+        #: Whether both sides have agreed, and a request that was cancelled before.
+        self._agreed = False
+        self._cancelled_early: Completion | None = None
         #: They end when the peer's START or its CLOSE comes, or when the connection ends.
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._peer_closed: asyncio.Future[None] = self._loop.create_future()
@@ -284,6 +287,7 @@ class Connection(Transfers):
         self._connected_by(connector)
         self._protocol = Protocol(self._own, self._hello_of_server(connector))
         await await_or_cancel(connector.begin_complete_connect(), self._left_s(deadline))
+        self._on_agreed()
         self._send_control(self._protocol.start)
         while not self._started.done():
             left_s = deadline - self._loop.time()
@@ -296,6 +300,12 @@ class Connection(Transfers):
                 with contextlib.suppress(errors.NdpyError):
                     self._write_nothing(0, SILENT)
         self._require_started()
+
+    def _on_agreed(self) -> None:
+        """Both sides have agreed. Until now the connector said why it could not be: siw cancels the receives before that."""
+        self._agreed = True
+        if self._cancelled_early is not None:
+            self._on_failed_completion(self._cancelled_early)
 
     def _deadline(self, timeout_s: float | None) -> float:
         return self._loop.time() + (math.inf if timeout_s is None else timeout_s)
@@ -318,6 +328,7 @@ class Connection(Transfers):
         self._protocol = Protocol(self._own, Hello.from_bytes(connector.private_data))
         deadline = self._deadline(timeout_s)
         await await_or_cancel(connector.begin_accept(self.queue_pair, private_data=self._own.to_bytes()), timeout_s)
+        self._on_agreed()
         # On iWARP the client sends first.
         await asyncio.wait((self._started,), timeout=self._left_s(deadline))
         if not self._started.done():
@@ -603,6 +614,8 @@ class Connection(Transfers):
             self._lose(
                 f"a {completion.operation.name.lower()} ended with {completion.status.name}", _error_of(completion)
             )
+        elif not self._agreed:
+            self._cancelled_early = completion
         elif self._leaving:
             self._lose("this end was closed", kind=errors.ClosedError)
         elif self.adapter._defunct is not None:

@@ -8,14 +8,17 @@ import gc
 import threading
 import time
 import warnings
+from types import SimpleNamespace
 
 import pytest
 from aio_ends import LONG, OPTIONS, SHORT, echo, pattern, require_closed, require_usable, wait_for
+from defects import differs
 from helpers import DEADLINE_S, host_of, require
 
 import ndpy
 from ndpy import aio
 from ndpy.aio import server as server_module
+from ndpy.quirks import Quirk
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("each_loop_where_quick")]
 
@@ -342,6 +345,61 @@ def test_a_server_that_takes_its_offer_back_is_no_stranger(adapter, monkeypatch)
         async with aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server:
             with pytest.raises(ndpy.ConnectionAbortedError, match="the server has taken its offer back"):
                 await aio.connect(server.address, adapter=adapter, **OPTIONS).__aenter__()
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+
+
+def test_a_refusal_is_told_though_the_receives_were_cancelled_before_it(adapter, keep, monkeypatch):
+    """siw cancels them when the refusal comes. The thread that learns of the refusal may be slow."""
+    begun, statuses = [], []
+    connect, complete = aio.Connection._connect, aio.Connection._on_completion
+    cancelled = SimpleNamespace(ok=False, status=ndpy.Status.CANCELED, operation=ndpy.Operation.RECEIVE, context=0)
+
+    def connecting(connection, *arguments):
+        begun.append(connection)
+        return connect(connection, *arguments)
+
+    def completing(connection, completion):
+        complete(connection, completion)
+        statuses.append(completion.status)
+
+    monkeypatch.setattr(aio.Connection, "_connect", connecting)
+    monkeypatch.setattr(aio.Connection, "_on_completion", completing)
+
+    async def main():
+        with adapter.listen((host_of(adapter), 0)) as listener:
+            opening = asyncio.ensure_future(aio.connect(listener.address, adapter=adapter, timeout_s=None).__aenter__())
+            request = keep(await listener.get_request_async(DEADLINE_S))
+            (client,) = begun
+            with adapter._events.resting(DEADLINE_S):
+                request.reject()
+                if not differs(adapter, Quirk.SIW_CANCELS_BEFORE_REFUSALS):
+                    client._on_completion(cancelled)
+                await wait_for(lambda: statuses)
+            with pytest.raises(ndpy.ConnectionRefusedError):
+                await opening
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    assert set(statuses) == {ndpy.Status.CANCELED}
+
+
+def test_receives_that_are_cancelled_before_accept_has_ended_end_the_connection(adapter, monkeypatch):
+    """Nothing else tells the server, which waits for the client's first message without a limit."""
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+    accept = aio.Connection._accept
+
+    async def accepting(connection, *arguments):
+        asyncio.get_running_loop().call_soon(connection.queue_pair.flush)
+        await accept(connection, *arguments)
+
+    monkeypatch.setattr(aio.Connection, "_accept", accepting)
+
+    async def main():
+        options = {**OPTIONS, "adapter": adapter, "timeout_s": None}
+        async with aio.serve((host_of(adapter), 0), echo, **options) as server:
+            with pytest.raises(ConnectionError):
+                await aio.connect(server.address, **options)
+            await wait_for(lambda: not server._tasks)
 
     asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
 
