@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
+from ndpy import system_files
 from ndpy.info import AdapterInfo
-
-_NODES = Path("/sys/devices/system/node")
 
 
 def parse_cpu_list(text: str) -> set[int]:
@@ -34,12 +32,13 @@ def _usable() -> set[int]:
         raise OSError(str(error)) from error
 
 
-def placement_warning(info: AdapterInfo, nodes: Path = _NODES) -> str:
+def placement_warning(info: AdapterInfo) -> str:
     """Return a warning if this process cannot use any processor of the adapter's NUMA node. Otherwise ""."""
     if info.numa_node is None:
         return ""
     try:
-        local = parse_cpu_list((nodes / f"node{info.numa_node}" / "cpulist").read_text())
+        node = system_files.path("/sys/devices/system/node", f"node{info.numa_node}")
+        local = parse_cpu_list(system_files.read(node / "cpulist"))
         allowed = _usable()
     except (OSError, ValueError):
         return ""

@@ -13,16 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ndpy.doctor.findings import Finding, examine, examine_apart, failed, passed, split_remedy, warned
-from ndpy.doctor.linux_system import examine_system, read, read_number
+from ndpy.doctor.linux_system import examine_system
 from ndpy.errors import NdpyError, ProviderNotFoundError
 from ndpy.info import AdapterInfo, Gid, PortInfo, serves
 from ndpy.placement import placement_warning
 from ndpy.quirks import Quirk, differences
+from ndpy.system_files import names, path, read, read_number
 from ndpy.verbs import distribution, softverbs
 from ndpy.verbs.adapter_info import describe, device_names, open_context, why_no_adapter
 from ndpy.verbs.native_calls import LIBRARIES, has_symbol, lib, load
-
-_ROOT = Path("/")
 
 # The optional symbols of ibverbs.h: what happens without them, and the version of rdma-core that has them.
 OPTIONAL = {
@@ -40,8 +39,8 @@ _GOOD_MTU = 2048
 _ROCE_NETDEV_MTU = 4200
 
 
-def diagnose(adapter: str | None = None, root: Path = _ROOT) -> list[Finding]:
-    """Examine everything. `root` is the tree whose /sys, /proc, /dev and /etc are read.
+def diagnose(adapter: str | None = None) -> list[Finding]:
+    """Examine everything.
 
     adapter: a name or address, to leave out other adapters. If the environment asks for soft0, which needs nothing of the
     system, only soft0 is examined.
@@ -50,8 +49,8 @@ def diagnose(adapter: str | None = None, root: Path = _ROOT) -> list[Finding]:
         return examine_apart(softverbs.NAME, __name__, "examine_softverbs")
     found = [
         *examine_apart("libraries", __name__, "examine_libraries"),
-        *examine("drivers", examine_drivers, root),
-        *examine_system(root),
+        *examine("drivers", examine_drivers),
+        *examine_system(),
         *examine_apart("adapters", __name__, "examine_devices", adapter or ""),
     ]
     return found if adapter else [*found, *examine_apart(softverbs.NAME, __name__, "examine_softverbs")]
@@ -61,16 +60,16 @@ def examine_libraries() -> Iterator[Finding]:
     """Examine whether libibverbs and librdmacm can be loaded, from where, and have the functions that ndpy calls."""
     usable = True
     for variable, name, thing in LIBRARIES:
-        path = os.environ.get(variable) or name
+        library = os.environ.get(variable) or name
         check = name.partition(".")[0]
         try:
-            ctypes.CDLL(path)
+            ctypes.CDLL(library)
         except OSError as error:
             usable = False
-            yield failed(check, f"{path} cannot be loaded ({error})", _install(thing, variable))
+            yield failed(check, f"{library} cannot be loaded ({error})", _install(thing, variable))
         else:
             named = f", which {variable} names" if os.environ.get(variable) else ""
-            yield passed(check, f"{_mapped(path)} can be loaded{named}")
+            yield passed(check, f"{_mapped(library)} can be loaded{named}")
     if not usable:
         return
     try:
@@ -93,30 +92,31 @@ def _install(thing: str, variable: str) -> str:
     return f"{distribution.read().install(thing)}, or set {variable} to the library's path"
 
 
-def _mapped(path: str) -> str:
+def _mapped(library: str) -> str:
     """Return the file of a library that this process has loaded."""
-    name = Path(path).name
-    for line in read(Path("/proc/self/maps")).splitlines():
+    name = Path(library).name
+    for line in read(path("/proc/self/maps")).splitlines():
         file = line.split(maxsplit=5)[-1]
         if Path(file).name.startswith(name):
             return file
-    return path
+    return library
 
 
-def examine_drivers(root: Path) -> Iterator[Finding]:
+def examine_drivers() -> Iterator[Finding]:
     """Examine libibverbs' own drivers. A .driver file names each; the driver is a shared library beside libibverbs."""
+    settings = path("/etc/libibverbs.d")
     named = {
         line.split()[1]
-        for file in sorted((root / "etc/libibverbs.d").glob("*.driver"))
-        for line in read(file).splitlines()
+        for file in names(settings, "*.driver")
+        for line in read(settings / file).splitlines()
         if line.startswith("driver ")
     }
-    folders = [root / "usr/lib", root / "usr/lib64", root / "lib64", *(root / "usr/lib").glob("*-linux-gnu*")]
+    folders = [path("/usr/lib"), path("/usr/lib64"), path("/lib64"), *path("/usr/lib").glob("*-linux-gnu*")]
     files = {file.name for folder in folders for file in (folder / "libibverbs").glob("lib*.so")}
     there = {driver for driver in named if any(file.startswith(f"lib{driver}-rdmav") for file in files)}
     # A name with a slash is the path of a driver in another folder.
     absent = {driver for driver in named - there if "/" not in driver}
-    here = distribution.read(root)
+    here = distribution.read()
     if not named:
         yield warned(
             "drivers",
@@ -136,16 +136,16 @@ def examine_drivers(root: Path) -> Iterator[Finding]:
 def examine_devices(adapter: str = "") -> list[Finding]:
     """Examine the devices that libibverbs sees, and each of their ports. adapter: only the one with this name or address."""
     try:
-        names = device_names()
+        devices = device_names()
     except (NdpyError, OSError) as error:
         message, remedy = split_remedy(str(error), "see the findings above")
         return [failed("adapters", f"the adapters cannot be listed: {message}", remedy)]
-    if not names:
+    if not devices:
         message, _, remedy = why_no_adapter().partition(": ")
         return [failed("adapters", message, remedy)]
     found: list[Finding] = []
     infos: list[AdapterInfo] = []
-    for name in names:
+    for name in devices:
         try:
             infos.append(_describe(name))
         except (NdpyError, OSError) as error:
@@ -192,7 +192,7 @@ def examine_softverbs() -> Iterator[Finding]:
     yield passed(name, f"{what}; {', '.join(info.addresses) or 'no IP address'}")
 
 
-def examine_adapter(info: AdapterInfo, root: Path = _ROOT) -> Iterator[Finding]:
+def examine_adapter(info: AdapterInfo) -> Iterator[Finding]:
     """Examine one adapter: its state, MTU, GIDs and place in the machine."""
     addresses = ", ".join(info.addresses) or "no IP address"
     yield passed(
@@ -202,10 +202,10 @@ def examine_adapter(info: AdapterInfo, root: Path = _ROOT) -> Iterator[Finding]:
         check = f"{info.name} port {port.number}"
         yield _state(check, port)
         if Quirk.IWARP_NO_PATH_MTU not in differences(info):
-            yield _mtu(f"{check} MTU", port, root)
+            yield _mtu(f"{check} MTU", port)
         if info.transport != "InfiniBand":
             yield _gids(f"{check} GIDs", info, port)
-    warning = placement_warning(info, root / "sys/devices/system/node")
+    warning = placement_warning(info)
     if warning:
         message, _, remedy = warning.partition(". ")
         yield warned(f"{info.name} placement", message, remedy)
@@ -225,8 +225,8 @@ def _state(check: str, port: PortInfo) -> Finding:
     return warned(check, f"{port.state}, {where}", remedy)
 
 
-def _mtu(check: str, port: PortInfo, root: Path) -> Finding:
-    limit = read_number(root / "sys/class/net" / (port.netdev or "-") / "mtu")
+def _mtu(check: str, port: PortInfo) -> Finding:
+    limit = read_number(path("/sys/class/net", port.netdev or "-", "mtu"))
     of = f" (the MTU of {port.netdev} is {limit})" if limit else ""
     if port.mtu >= min(_GOOD_MTU, port.max_mtu):
         return passed(check, f"packets carry {port.mtu} of at most {port.max_mtu} bytes{of}")

@@ -9,7 +9,6 @@ import ctypes
 import dataclasses
 import fcntl
 import itertools
-import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -17,13 +16,11 @@ from pathlib import Path
 
 from ndpy.doctor.link import PRIORITIES, LinkDescription, has_path_mtu, plain_description, port_in_use
 from ndpy.info import AdapterInfo, Gid, PortInfo
-from ndpy.verbs.adapter_info import describe, open_context
+from ndpy.system_files import names, path, read, read_number
+from ndpy.verbs.adapter_info import describe, folder_of, open_context
 from ndpy.verbs.endpoint import rank
 from ndpy.verbs.native_calls import lib
 
-_ROOT = Path("/")
-# More than any of these files has.
-_MOST = 4096
 _LONGEST_NAME = 15
 _LARGEST_VLAN = 4094
 
@@ -40,42 +37,39 @@ def look_up(name: str) -> AdapterInfo:
 def read_link(
     info: AdapterInfo,
     gid_index: int | None = None,
-    root: Path = _ROOT,
     pause_of: Callable[[str], tuple[bool, bool] | None] | None = None,
     pfc_of: Callable[[str], tuple[int, ...] | None] | None = None,
 ) -> LinkDescription:
-    """Describe the link. `root` is the tree whose /sys and /proc are read; the kernel is asked if that is "/".
+    """Describe the link.
 
-    pause_of, pfc_of: who is asked about the pause frames and the flow control of an interface.
+    pause_of, pfc_of: who is asked about the pause frames and the flow control of an interface. By default it is the kernel.
     """
-    if root == _ROOT:
-        pause_of, pfc_of = pause_of or pause_frames, pfc_of or flow_control
+    pause_of, pfc_of = pause_of or pause_frames, pfc_of or flow_control
     port = port_in_use(info)
     gid = _gid(info, port, gid_index)
     plain = plain_description(info, port, gid)
-    rdma = root / "sys/class/infiniband" / info.name
-    ports = rdma / "ports" / str(plain.port)
+    ports = folder_of(info.name) / "ports" / str(plain.port)
     netdev = plain.netdev
     if gid is not None:
         netdev = _line(ports / "gid_attrs/ndevs" / str(gid.index)) or netdev
     if netdev is not None and not _is_name(netdev):
         netdev = None
-    physical = _below(root, netdev) if netdev else None
-    pause = pause_of(physical) if physical and pause_of else None
+    physical = _below(netdev) if netdev else None
+    pause = pause_of(physical) if physical else None
     return dataclasses.replace(
         plain,
         speed=_line(ports / "rate"),
         netdev=netdev,
-        link_mtu=_mtu(root, netdev),
+        link_mtu=_mtu(netdev),
         physical=physical,
-        physical_mtu=_mtu(root, physical),
-        vlan=_vlan(root, netdev) if netdev and plain.link_layer != "InfiniBand" else None,
-        pfc=pfc_of(physical) if physical and pfc_of else None,
+        physical_mtu=_mtu(physical),
+        vlan=_vlan(netdev) if netdev and plain.link_layer != "InfiniBand" else None,
+        pfc=pfc_of(physical) if physical else None,
         pause_receive=pause[0] if pause else None,
         pause_send=pause[1] if pause else None,
-        ecn_notification=_switches(root / "sys/class/net" / physical / "ecn/roce_np/enable") if physical else None,
-        ecn_reaction=_switches(root / "sys/class/net" / physical / "ecn/roce_rp/enable") if physical else None,
-        traffic_class=_traffic_class(root, info.name, plain.port),
+        ecn_notification=_switches(path("/sys/class/net", physical, "ecn/roce_np/enable")) if physical else None,
+        ecn_reaction=_switches(path("/sys/class/net", physical, "ecn/roce_rp/enable")) if physical else None,
+        traffic_class=_traffic_class(info.name, plain.port),
     )
 
 
@@ -90,68 +84,45 @@ def _gid(info: AdapterInfo, port: PortInfo | None, index: int | None) -> Gid | N
 # ---- files ----
 
 
-def _text(path: Path) -> str | None:
-    """The beginning of a file. None if it cannot be read."""
-    try:
-        # A pipe or a device in place of a file must not make this wait.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return None
-    try:
-        return os.read(descriptor, _MOST).decode(errors="replace")
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-
-
-def _line(path: Path) -> str | None:
+def _line(place: Path) -> str | None:
     """The only line of a file. None if the file has none, or other than plain characters."""
-    text = (_text(path) or "").strip()
+    text = read(place)
     return text if text and text.isascii() and text.isprintable() else None
-
-
-def _number(path: Path) -> int | None:
-    text = _line(path) or ""
-    return int(text) if text.isdigit() and len(text) < 10 else None
 
 
 def _is_name(text: str) -> bool:
     return len(text) <= _LONGEST_NAME and "/" not in text and text not in (".", "..")
 
 
-def _mtu(root: Path, netdev: str | None) -> int | None:
-    return _number(root / "sys/class/net" / netdev / "mtu") if netdev else None
+def _mtu(netdev: str | None) -> int | None:
+    return read_number(path("/sys/class/net", netdev, "mtu")) if netdev else None
 
 
-def _below(root: Path, netdev: str) -> str:
+def _below(netdev: str) -> str:
     """The interface that a VLAN's interface lies on, or else the interface itself."""
-    if _kind(root, netdev) != "vlan":
+    if _kind(netdev) != "vlan":
         return netdev
-    try:
-        lower = sorted(path.name[len("lower_") :] for path in (root / "sys/class/net" / netdev).glob("lower_*"))
-    except OSError:
-        return netdev
+    lower = [name[len("lower_") :] for name in names(path("/sys/class/net", netdev), "lower_*")]
     return lower[0] if len(lower) == 1 and _is_name(lower[0]) else netdev
 
 
-def _kind(root: Path, netdev: str) -> str | None:
+def _kind(netdev: str) -> str | None:
     """The kind of a network interface: "vlan", "bond", "" for a plain one. None if the system does not say."""
-    text = _text(root / "sys/class/net" / netdev / "uevent")
-    if text is None or "INTERFACE=" not in text:
+    text = read(path("/sys/class/net", netdev, "uevent"))
+    if "INTERFACE=" not in text:
         return None
     kinds = [line[len("DEVTYPE=") :] for line in text.splitlines() if line.startswith("DEVTYPE=")]
     return kinds[0] if kinds else ""
 
 
-def _vlan(root: Path, netdev: str) -> int | None:
+def _vlan(netdev: str) -> int | None:
     """The VLAN's ID, 0 for an interface that is no VLAN's. None if the system does not say."""
-    kind = _kind(root, netdev)
+    kind = _kind(netdev)
     if kind is None:
         return None
     if kind != "vlan":
         return 0
-    for line in (_text(root / "proc/net/vlan" / netdev) or "").splitlines():
+    for line in read(path("/proc/net/vlan", netdev)).splitlines():
         words = line.split()
         for name, value in itertools.pairwise(words):
             if name == "VID:" and value.isascii() and value.isdigit() and 0 < int(value) <= _LARGEST_VLAN:
@@ -161,15 +132,15 @@ def _vlan(root: Path, netdev: str) -> int | None:
 
 def _switches(folder: Path) -> tuple[int, ...] | None:
     """The priorities whose file in this folder says 1. None unless every priority has a file that says 0 or 1."""
-    values = [_number(folder / str(priority)) for priority in range(PRIORITIES)]
+    values = [read_number(folder / str(priority)) for priority in range(PRIORITIES)]
     if any(value not in (0, 1) for value in values):
         return None
     return tuple(priority for priority, value in enumerate(values) if value)
 
 
-def _traffic_class(root: Path, adapter: str, port: int | None) -> int | None:
+def _traffic_class(adapter: str, port: int | None) -> int | None:
     # An administrator makes this folder. Without it, librdmacm's default is what the kernel was built with.
-    value = _number(root / "sys/kernel/config/rdma_cm" / adapter / "ports" / str(port) / "default_roce_tos")
+    value = read_number(path("/sys/kernel/config/rdma_cm", adapter, "ports", str(port), "default_roce_tos"))
     return value if value is not None and value <= 255 else None
 
 

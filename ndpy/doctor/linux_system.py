@@ -1,7 +1,4 @@
-"""Examines the kernel, the device files and the limits of this process, as far as RDMA needs them.
-
-Everything is read below a root folder. It is "/" except in tests.
-"""
+"""Examines the kernel, the device files and the limits of this process, as far as RDMA needs them."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ndpy.doctor.findings import Finding, examine, failed, passed, warned
+from ndpy.system_files import names, path, read, read_number, refusal, shown
 from ndpy.verbs import distribution
 from ndpy.verbs.memory import MEMLOCK_REMEDY
 
@@ -33,23 +31,9 @@ _ELSEWHERE = (
 )
 
 
-def read(path: Path) -> str:
-    """Return a file's text. It is "" if the file does not exist or may not be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def read_number(path: Path) -> int | None:
-    """Return the number in a file. None if the file has none; "max" is not a number."""
-    text = read(path)
-    return int(text) if text.isascii() and text.isdigit() else None
-
-
-def examine_system(root: Path) -> list[Finding]:
+def examine_system() -> list[Finding]:
     """Run all examinations of this module."""
-    parts: tuple[tuple[str, Callable[[Path], Iterator[Finding]]], ...] = (
+    parts: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
         ("kernel modules", examine_modules),
         ("device files", examine_device_files),
         ("locked memory", examine_memlock),
@@ -57,52 +41,54 @@ def examine_system(root: Path) -> list[Finding]:
         ("huge pages", examine_huge_pages),
         ("container", examine_container),
     )
-    return [finding for check, part in parts for finding in examine(check, part, root)]
+    return [finding for check, part in parts for finding in examine(check, part)]
 
 
-def examine_modules(root: Path) -> Iterator[Finding]:
+def examine_modules() -> Iterator[Finding]:
     """Examine the modules behind /dev/infiniband, and those of software adapters."""
     for module, purpose in (("ib_uverbs", "verbs"), ("rdma_ucm", "connections")):
         check = f"module {module}"
-        state = module_state(root, module)
+        state = module_state(module)
         if state == "loaded":
             yield passed(check, f"loaded, so that programs can use {purpose}")
         elif state == "available":
             yield failed(check, f"not loaded, so no program can use {purpose}", f"as root: modprobe {module}")
         else:
-            release = _release(root)
-            remedy = f"{distribution.read(root).install_module(module, release)}; then, as root, modprobe {module}; {_ELSEWHERE}"
-            if in_container(root):
+            release = _release()
+            remedy = (
+                f"{distribution.read().install_module(module, release)}; then, as root, modprobe {module}; {_ELSEWHERE}"
+            )
+            if in_container():
                 package = distribution.module_packages(release)
                 remedy = f"on the host, as root: modprobe {module} (in the package {package}); {_ELSEWHERE}"
             yield failed(check, f"neither loaded nor in /lib/modules, so no program can use {purpose}", remedy)
-    states = [f"{module} is {module_state(root, module)}" for module in ("rdma_rxe", "siw")]
+    states = [f"{module} is {module_state(module)}" for module in ("rdma_rxe", "siw")]
     yield passed("software adapters", " and ".join(states))
 
 
-def module_state(root: Path, module: str) -> str:
+def module_state(module: str) -> str:
     """ "loaded", "available" or "absent"."""
-    folder = root / "lib/modules" / _release(root)
-    if (root / "sys/module" / module).exists() or f"/{module}.ko" in read(folder / "modules.builtin"):
+    folder = path("/lib/modules", _release())
+    if path("/sys/module", module).exists() or f"/{module}.ko" in read(folder / "modules.builtin"):
         return "loaded"
     return "available" if re.search(rf"/{module}\.ko[.\w]*:", read(folder / "modules.dep")) else "absent"
 
 
-def _release(root: Path) -> str:
-    return read(root / "proc/sys/kernel/osrelease") or os.uname().release
+def _release() -> str:
+    return read(path("/proc/sys/kernel/osrelease")) or os.uname().release
 
 
-def examine_device_files(root: Path) -> Iterator[Finding]:
+def examine_device_files() -> Iterator[Finding]:
     """Examine whether the device files exist and this process may open them."""
-    folder = root / "dev/infiniband"
-    expected = sorted(path.name for path in (root / "sys/class/infiniband_verbs").glob("uverbs*"))
-    adapters = sorted(path.name for path in (root / "sys/class/infiniband").glob("*"))
-    names = [*(expected or sorted(path.name for path in folder.glob("uverbs*"))), "rdma_cm"]
-    if not folder.is_dir() or not any((folder / name).exists() for name in names):
+    folder = path("/dev/infiniband")
+    expected = names(path("/sys/class/infiniband_verbs"), "uverbs*")
+    adapters = names(path("/sys/class/infiniband"))
+    files = [*(expected or names(folder, "uverbs*")), "rdma_cm"]
+    if not folder.is_dir() or not any((folder / name).exists() for name in files):
         if not adapters:
             because = "the kernel has no RDMA device"
             remedy = "load an adapter's driver, or make one in software: ndpy softroce up"
-        elif in_container(root):
+        elif in_container():
             because = f"the kernel has {', '.join(adapters)}, but this container was not given its files"
             remedy = "docker run --device=/dev/infiniband"
         else:
@@ -110,50 +96,49 @@ def examine_device_files(root: Path) -> Iterator[Finding]:
             remedy = "as root: modprobe -a ib_uverbs rdma_ucm"
         yield failed("device files", f"there is no /dev/infiniband/uverbs*: {because}", remedy)
         return
-    if names == ["rdma_cm"]:
+    if files == ["rdma_cm"]:
         yield failed(
             "device files",
             "there is no /dev/infiniband/uverbs*: the kernel has no RDMA device",
             "load an adapter's driver, or make one in software: ndpy softroce up",
         )
-    for name in names:
-        yield _device_file(root, folder / name)
+    for name in files:
+        yield _device_file(folder / name)
 
 
-def _device_file(root: Path, path: Path) -> Finding:
-    shown = f"/{path.relative_to(root)}"
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-    except OSError as error:
+def _device_file(file: Path) -> Finding:
+    check = shown(file)
+    error = refusal(file)
+    if error is not None:
         reason = f"it cannot be opened by uid {os.geteuid()}: {error.strerror}"
         if error.errno == errno.ENOENT:
-            module = "rdma_ucm" if path.name == "rdma_cm" else "ib_uverbs"
+            module = "rdma_ucm" if file.name == "rdma_cm" else "ib_uverbs"
             remedy = f"as root: modprobe {module}; in a container: docker run --device=/dev/infiniband"
         elif error.errno == errno.EPERM:
             # The mode allows it: a control group's list of devices does not.
             remedy = "allow the device to the container: docker run --device=/dev/infiniband"
         elif error.errno == errno.EACCES:
-            rules = distribution.read(root).install(distribution.RULES)
+            rules = distribution.read().install(distribution.RULES)
             remedy = f"add the user to the group that owns the file, or take rdma-core, whose udev rules open it to all ({rules})"
         else:
             remedy = "look at the kernel's log (dmesg) for what the driver says; load the driver again"
-        return failed(shown, reason, remedy)
-    return passed(shown, "there, and this process may open it")
+        return failed(check, reason, remedy)
+    return passed(check, "there, and this process may open it")
 
 
-def examine_memlock(root: Path) -> Iterator[Finding]:
+def examine_memlock() -> Iterator[Finding]:
     """Examine how much memory this process may pin. Registered memory is pinned."""
     check = "locked memory"
-    limits = re.search(r"^Max locked memory\s+(\w+)\s+(\w+)", read(root / "proc/self/limits"), re.MULTILINE)
+    limits = re.search(r"^Max locked memory\s+(\w+)\s+(\w+)", read(path("/proc/self/limits")), re.MULTILINE)
     if limits is None:
         yield warned(check, "/proc/self/limits does not say how much may be pinned", "mount /proc")
         return
     soft, hard = limits.groups()
-    status = _status(root)
+    status = _status()
     pinned = sum(int(status.get(name, "0").split()[0]) for name in ("VmPin", "VmLck"))
     if soft == "unlimited":
         yield passed(check, "RLIMIT_MEMLOCK is unlimited")
-    elif _exempt(root, status):
+    elif _exempt(status):
         yield passed(check, f"RLIMIT_MEMLOCK is {_size(int(soft))}, from which this process is exempt (CAP_IPC_LOCK)")
     elif int(soft) >= _ENOUGH_MEMLOCK:
         yield passed(check, f"RLIMIT_MEMLOCK is {_size(int(soft))}, of which {pinned} KiB are pinned")
@@ -167,56 +152,54 @@ def examine_memlock(root: Path) -> Iterator[Finding]:
         )
 
 
-def _status(root: Path) -> dict[str, str]:
-    pairs = (line.partition(":") for line in read(root / "proc/self/status").splitlines())
+def _status() -> dict[str, str]:
+    pairs = (line.partition(":") for line in read(path("/proc/self/status")).splitlines())
     return {name: value.strip() for name, _, value in pairs}
 
 
-def _exempt(root: Path, status: dict[str, str]) -> bool:
+def _exempt(status: dict[str, str]) -> bool:
     """Return whether this process is exempt: it has the capability on the whole machine, not only in a user namespace."""
     capable = int(status.get("CapEff", "0"), 16) >> _CAP_IPC_LOCK & 1
-    return bool(capable) and read(root / "proc/self/uid_map").split() == _WHOLE_MACHINE
+    return bool(capable) and read(path("/proc/self/uid_map")).split() == _WHOLE_MACHINE
 
 
 def _size(octets: int) -> str:
     return f"{octets // 1024} KiB" if octets < 10 * _MIB else f"{octets // _MIB} MiB"
 
 
-def control_group_files(root: Path, controller: str, name: str) -> list[Path]:
+def control_group_files(controller: str, name: str) -> list[Path]:
     """Return the files `name` of this process's control group and of all groups above it, its own first.
 
     Version 2 has one tree. Version 1 has one for each controller, and may have version 2's beside them as "unified".
     """
-    base = root / "sys/fs/cgroup"
+    base = path("/sys/fs/cgroup")
     found: list[Path] = []
-    for line in read(root / "proc/self/cgroup").splitlines():
+    for line in read(path("/proc/self/cgroup")).splitlines():
         _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        controllers, _, group = rest.partition(":")
         tops = [base, base / "unified"] if not controllers else [base / controllers, base / controller]
         if controllers and controller not in controllers.split(","):
             continue
-        folder = Path(path.lstrip("/"))
+        folder = Path(group.lstrip("/"))
         # A container may see the host's path. Then the part of it that exists counts.
         for part in (folder, *folder.parents):
             found += [file for top in tops if (file := top / part / name).is_file() and file not in found]
     return found
 
 
-def examine_control_groups(root: Path) -> Iterator[Finding]:
+def examine_control_groups() -> Iterator[Finding]:
     """Examine the limits on RDMA objects, threads and memory."""
-    yield from _rdma_limits(root)
+    yield from _rdma_limits()
     yield _counted(
-        root, "pids", ("pids.max",), "pids.current", _ENOUGH_THREADS, str, "threads", "an open adapter has up to five"
+        "pids", ("pids.max",), "pids.current", _ENOUGH_THREADS, str, "threads", "an open adapter has up to five"
     )
-    names = ("memory.max", "memory.limit_in_bytes")
-    yield _counted(
-        root, "memory", names, "", _ENOUGH_MEMORY, _size, "memory", "pinned memory counts and cannot be reclaimed"
-    )
+    files = ("memory.max", "memory.limit_in_bytes")
+    yield _counted("memory", files, "", _ENOUGH_MEMORY, _size, "memory", "pinned memory counts and cannot be reclaimed")
 
 
-def _rdma_limits(root: Path) -> Iterator[Finding]:
+def _rdma_limits() -> Iterator[Finding]:
     limits: dict[tuple[str, str], tuple[int, int, Path]] = {}
-    for file in control_group_files(root, "rdma", "rdma.max"):
+    for file in control_group_files("rdma", "rdma.max"):
         used = dict(_rdma_values(file.with_name("rdma.current")))
         for key, value in _rdma_values(file):
             left, now = value - used.get(key, 0), used.get(key, 0)
@@ -225,7 +208,7 @@ def _rdma_limits(root: Path) -> Iterator[Finding]:
     if not limits:
         yield passed("rdma control group", "no limit of RDMA objects")
     for (device, what), (value, now, file) in limits.items():
-        remedy = f"as root: write '{device} {what}=max' to /{file.relative_to(root)}"
+        remedy = f"as root: write '{device} {what}=max' to {shown(file)}"
         thing = "open adapters" if what == "hca_handle" else "objects"
         verdict = failed if now >= value else warned
         yield verdict("rdma control group", f"{device}: {now} of at most {value} {thing} are in use", remedy)
@@ -241,9 +224,8 @@ def _rdma_values(file: Path) -> Iterator[tuple[tuple[str, str], int]]:
 
 
 def _counted(
-    root: Path,
     controller: str,
-    names: tuple[str, ...],
+    files: tuple[str, ...],
     current: str,
     enough: int,
     show: Callable[[int], str],
@@ -252,8 +234,8 @@ def _counted(
 ) -> Finding:
     check = f"{controller} control group"
     tightest: tuple[int, int, int, Path] | None = None
-    for name in names:
-        for file in control_group_files(root, controller, name):
+    for name in files:
+        for file in control_group_files(controller, name):
             limit = read_number(file)
             usage = file.with_name(current or {"memory.max": "memory.current"}.get(name, "memory.usage_in_bytes"))
             if limit is not None and limit < _NO_LIMIT:
@@ -266,13 +248,13 @@ def _counted(
     message = f"{show(now)} of at most {show(limit)} of {what} in use"
     if left >= enough:
         return passed(check, message)
-    remedy = f"raise /{file.relative_to(root)} ({why}); in a container: docker run --{controller}{'-limit' if controller == 'pids' else ''}=…"
+    remedy = f"raise {shown(file)} ({why}); in a container: docker run --{controller}{'-limit' if controller == 'pids' else ''}=…"
     return warned(check, message, remedy)
 
 
-def examine_huge_pages(root: Path) -> Iterator[Finding]:
+def examine_huge_pages() -> Iterator[Finding]:
     """Examine the pool that alloc(huge_pages=True) takes pages from."""
-    fields = (line.split() for line in read(root / "proc/meminfo").splitlines())
+    fields = (line.split() for line in read(path("/proc/meminfo")).splitlines())
     values = {words[0].rstrip(":"): int(words[1]) for words in fields if len(words) > 1 and words[1].isdigit()}
     total, free, size = (values.get(name, 0) for name in ("HugePages_Total", "HugePages_Free", "Hugepagesize"))
     if not total:
@@ -290,30 +272,30 @@ def examine_huge_pages(root: Path) -> Iterator[Finding]:
         )
 
 
-def in_container(root: Path) -> str:
+def in_container() -> str:
     """Return what shows that this is a container. "" if nothing does."""
-    for marker in (".dockerenv", "run/.containerenv"):
-        if (root / marker).exists():
-            return f"/{marker}"
-    environment = read(root / "proc/1/environ").split("\0")
+    for marker in ("/.dockerenv", "/run/.containerenv"):
+        if path(marker).exists():
+            return marker
+    environment = read(path("/proc/1/environ")).split("\0")
     for word in environment:
         if word.startswith("container="):
             return word
-    groups = re.search(r"/(docker|kubepods|lxc|libpod)\b", read(root / "proc/self/cgroup"))
+    groups = re.search(r"/(docker|kubepods|lxc|libpod)\b", read(path("/proc/self/cgroup")))
     return f"the control group {groups[1]}" if groups else ""
 
 
-def examine_container(root: Path) -> Iterator[Finding]:
+def examine_container() -> Iterator[Finding]:
     """Examine whether a container was given what RDMA needs."""
-    sign = in_container(root)
+    sign = in_container()
     if not sign:
         yield passed("container", "no sign of one")
         return
     lacking = []
-    if not (root / "dev/infiniband").is_dir():
+    if not (path("/dev/infiniband")).is_dir():
         lacking.append("--device=/dev/infiniband")
-    soft = re.search(r"^Max locked memory\s+(\w+)", read(root / "proc/self/limits"), re.MULTILINE)
-    if not _exempt(root, _status(root)) and soft is not None and soft[1] != "unlimited":
+    soft = re.search(r"^Max locked memory\s+(\w+)", read(path("/proc/self/limits")), re.MULTILINE)
+    if not _exempt(_status()) and soft is not None and soft[1] != "unlimited":
         lacking.append("--ulimit memlock=-1")
     if lacking:
         yield warned(

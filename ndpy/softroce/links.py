@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ndpy import system_files
 from ndpy.softroce import SetupError, tools
 from ndpy.verbs import distribution
 
@@ -20,26 +21,26 @@ from ndpy.verbs import distribution
 _DELETE_LIMIT_S = 15.0
 _CALL_LIMIT_S = 30.0
 
-_DEVICES = Path("/sys/class/infiniband")
-_MODULES = Path("/sys/module")
-
 # The names of the adapters that up() created. Without names, down() removes only these.
 _STATE = Path("/run/ndpy-softroce.json")
 
 
 def adapters(kind: str | None = None) -> list[str]:
     """The RDMA devices of this machine that have an active port; with `kind`, only those of that driver (rxe, siw)."""
-    folder = Path("/sys/class/infiniband")
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    found = [name for name in names if any(_active(port) for port in (folder / name / "ports").glob("*/state"))]
+    found = [name for name in _devices() if any(map(_active, (_folder(name) / "ports").glob("*/state")))]
     return found if kind is None else [name for name in found if name in links(kind)]
 
 
+def _devices() -> list[str]:
+    return system_files.names(system_files.path("/sys/class/infiniband"))
+
+
+def _folder(name: str) -> Path:
+    return system_files.path("/sys/class/infiniband", name)
+
+
 def _active(state: Path) -> bool:
-    try:
-        return "ACTIVE" in state.read_text(encoding="ascii")
-    except OSError:
-        return False
+    return "ACTIVE" in system_files.read(state)
 
 
 def _call(command: Sequence[str], what: str, limit_s: float = _CALL_LIMIT_S) -> str:
@@ -72,25 +73,20 @@ def _call(command: Sequence[str], what: str, limit_s: float = _CALL_LIMIT_S) -> 
 
 def links(kind: str = "rxe") -> dict[str, str]:
     """The software adapters of this kind on this machine, each with its network interface."""
-    names = sorted(path.name for path in _DEVICES.iterdir()) if _DEVICES.is_dir() else []
-    return {name: _netdev(name) for name in names if _kind(name) == kind}
+    return {name: _netdev(name) for name in _devices() if _kind(name) == kind}
 
 
 def _kind(name: str) -> str:
     """The kind of an adapter. Devices of rxe and siw are on no bus; those of siw are iWARP adapters (RNIC)."""
-    folder = _DEVICES / name
+    folder = _folder(name)
     if "virtual" not in folder.resolve().parts:
         return "hardware"
-    return "siw" if "RNIC" in (folder / "node_type").read_text(encoding="ascii") else "rxe"
+    return "siw" if "RNIC" in system_files.read(folder / "node_type") else "rxe"
 
 
 def _netdev(name: str) -> str:
-    for file in sorted((_DEVICES / name / "ports/1/gid_attrs/ndevs").glob("*")):
-        try:
-            return file.read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-    return ""
+    folder = _folder(name) / "ports/1/gid_attrs/ndevs"
+    return next(filter(None, (system_files.read(folder / index) for index in system_files.names(folder))), "")
 
 
 def _interfaces() -> list[dict[str, Any]]:
@@ -132,7 +128,7 @@ def require_root() -> None:
 
 def load_module(name: str = "rdma_rxe") -> None:
     """Load a kernel module. If this kernel has none, raises SetupError, which names the package that has it."""
-    if (_MODULES / name).exists():
+    if system_files.path("/sys/module", name).exists():
         return
     try:
         _call(["modprobe", name], f"the module {name} cannot be loaded")
@@ -144,7 +140,7 @@ def load_module(name: str = "rdma_rxe") -> None:
 
 def module_available(name: str = "rdma_rxe") -> bool:
     """Whether the running kernel has the module, loaded or not."""
-    if (_MODULES / name).exists():
+    if system_files.path("/sys/module", name).exists():
         return True
     modprobe = tools.find("modprobe")
     if modprobe is None:
@@ -181,7 +177,7 @@ def up(netdev: str | None = None) -> tuple[str, bool]:
     for name, interface in present.items():
         if interface == netdev:
             return name, False
-    name = next(f"rxe{number}" for number in itertools.count() if not (_DEVICES / f"rxe{number}").exists())
+    name = next(f"rxe{number}" for number in itertools.count() if not _folder(f"rxe{number}").exists())
     _call(["rdma", "link", "add", name, "type", "rxe", "netdev", netdev], f"cannot create {name} on {netdev}")
     _remember([*_made(), name])
     return name, True

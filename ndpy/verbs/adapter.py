@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ndpy import errors
+from ndpy import errors, system_files
 from ndpy.adapter import Adapter
 from ndpy.clock import DeviceClock
 from ndpy.counters import Counters
@@ -118,7 +118,7 @@ class VerbsAdapter(Adapter):
 
     def _open_channel(self) -> Any:
         def explain(number: int) -> errors.ProviderError | None:
-            if self.info.name != softverbs.NAME and not os.path.exists("/dev/infiniband/rdma_cm"):
+            if self.info.name != softverbs.NAME and not system_files.path("/dev/infiniband/rdma_cm").exists():
                 return errors.UnsupportedError(
                     "there is no /dev/infiniband/rdma_cm; run `modprobe rdma_ucm`",
                     operation="open adapter",

@@ -14,15 +14,13 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from ndpy import errors
+from ndpy import errors, system_files
 from ndpy.flags import Capability
 from ndpy.info import AdapterInfo, Gid, PortInfo
 from ndpy.quirks import Quirk
 from ndpy.verbs import softverbs
 from ndpy.verbs.addresses import unpack_socket_address
 from ndpy.verbs.native_calls import check, ffi, has_symbol, lib, load, load_for, text
-
-_SYSFS = Path("/sys/class/infiniband")
 
 # How many bytes of private data rdma_cm carries. The first number is for a connection request, without the bytes that
 # rdma_cm uses itself. The second is for a reply or a rejection, whichever carries less.
@@ -96,7 +94,7 @@ def _open_error(name: str, number: int) -> Exception:
 
         mode = stat.filemode(path.stat().st_mode)
         return errors.PermissionError(
-            f"{path} ({mode}) may not be opened by uid {os.getuid()}; add the user to the group that owns it, or take "
+            f"{system_files.shown(path)} ({mode}) may not be opened by uid {os.getuid()}; add the user to the group that owns it, or take "
             f"rdma-core, whose udev rules open it to all ({distribution.read().install(distribution.RULES)})",
             operation="ibv_open_device",
             native=number,
@@ -105,21 +103,19 @@ def _open_error(name: str, number: int) -> Exception:
 
 
 def _device_file(name: str) -> Path | None:
-    for entry in Path("/sys/class/infiniband_verbs").glob("uverbs*"):
-        if _read(entry / "ibdev") == name:
-            return Path("/dev/infiniband") / entry.name
+    folder = system_files.path("/sys/class/infiniband_verbs")
+    for entry in system_files.names(folder, "uverbs*"):
+        if system_files.read(folder / entry / "ibdev") == name:
+            return system_files.path("/dev/infiniband", entry)
     return None
 
 
 _DEFAULT_PKEY = 0xFFFF
 
 
-def _read(path: Path) -> str:
-    # Some attributes answer EINVAL instead of being absent. A device can disappear between two reads.
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+def folder_of(name: str) -> Path:
+    """What the kernel shows of a device."""
+    return system_files.path("/sys/class/infiniband", name)
 
 
 def list_adapters() -> list[AdapterInfo]:
@@ -199,7 +195,7 @@ def describe(context: Any, name: str) -> AdapterInfo:
         capabilities |= Capability.IN_ORDER_DMA | _resizing(context)
     if has_symbol(b"ibv_query_qp_data_in_order", load_for(name)):
         capabilities |= Capability.DATA_IN_ORDER
-    if any((_SYSFS / name / "ports").glob("*/*counters/*")):
+    if any((folder_of(name) / "ports").glob("*/*counters/*")):
         capabilities |= Capability.COUNTERS
     port_attributes = ffi.new("struct ibv_port_attr *")
     check("ibv_query_port", lib.ndpy_query_port(context, best.number, port_attributes))
@@ -239,7 +235,7 @@ def describe(context: Any, name: str) -> AdapterInfo:
 
 
 def _is_iwarp(name: str) -> bool:
-    return name == softverbs.NAME or _read(_SYSFS / name / "node_type").startswith("4")
+    return name == softverbs.NAME or system_files.read(folder_of(name) / "node_type").startswith("4")
 
 
 def _capabilities(attributes: Any, iwarp: bool, driver: str) -> Capability:
@@ -307,7 +303,7 @@ def _on_demand(context: Any) -> Capability:
 def _driver(name: str, vendor: int) -> str:
     if name == softverbs.NAME:
         return softverbs.DRIVER
-    driver = _SYSFS / name / "device" / "driver"
+    driver = folder_of(name) / "device" / "driver"
     if driver.exists():
         return driver.resolve().name
     return {_RXE_VENDOR: "rdma_rxe", _SIW_VENDOR: "siw"}.get(vendor, "unknown")
@@ -315,10 +311,10 @@ def _driver(name: str, vendor: int) -> str:
 
 def _numa_node(name: str, netdev: str | None) -> int | None:
     for path in (
-        _SYSFS / name / "device" / "numa_node",
-        Path("/sys/class/net") / (netdev or "-") / "device" / "numa_node",
+        folder_of(name) / "device/numa_node",
+        system_files.path("/sys/class/net", netdev or "-", "device/numa_node"),
     ):
-        node = _read(path)
+        node = system_files.read(path)
         if node and int(node) >= 0:
             return int(node)
     return None
@@ -349,7 +345,7 @@ def _speed_gbps(context: Any, name: str, port: int) -> float | None:
         if not lib.ibv_query_port_speed(context, port, speed) and speed[0]:
             return int(speed[0]) / 10
     # For example "2.5 Gb/sec (1X SDR)".
-    number, _, unit = _read(_SYSFS / name / "ports" / str(port) / "rate").partition(" ")
+    number, _, unit = system_files.read(folder_of(name) / "ports" / str(port) / "rate").partition(" ")
     try:
         return float(number) if unit.startswith("Gb/sec") else None
     except ValueError:
@@ -360,9 +356,9 @@ def _pkeys(name: str, port: int) -> tuple[int, ...]:
     """The table of P_Keys. Its unused entries are 0."""
     if name == softverbs.NAME:
         return (_DEFAULT_PKEY,)
-    folder = _SYSFS / name / "ports" / str(port) / "pkeys"
+    folder = folder_of(name) / "ports" / str(port) / "pkeys"
     places = sorted(int(path.name) for path in folder.glob("[0-9]*"))
-    found = [int(_read(folder / str(place)) or "0", 16) for place in places]
+    found = [int(system_files.read(folder / str(place)) or "0", 16) for place in places]
     while found and not found[-1]:
         found.pop()
     return tuple(found)
@@ -405,11 +401,11 @@ def _gid_table(context: Any, name: str, port: int, count: int) -> list[tuple[int
                 for entry in entries[0:found]
                 if entry.port_num == port
             ]
-    types = _SYSFS / name / "ports" / str(port) / "gid_attrs" / "types"
+    types = folder_of(name) / "ports" / str(port) / "gid_attrs" / "types"
     table = []
     gid = ffi.new("union ibv_gid *")
     for index in range(count):
-        kind = softverbs.DRIVER if name == softverbs.NAME else _read(types / str(index))
+        kind = softverbs.DRIVER if name == softverbs.NAME else system_files.read(types / str(index))
         if kind and not lib.ibv_query_gid(context, port, index, gid):
             kind = "RoCE v1" if kind == "IB/RoCE v1" else kind
             table.append((index, bytes(ffi.buffer(gid.raw)), kind))
@@ -424,16 +420,16 @@ def gid_address(value: bytes) -> str:
 
 def _netdev(name: str, port: int, gids: tuple[Gid, ...], iwarp: bool) -> str | None:
     for gid in gids:
-        netdev = _read(_SYSFS / name / "ports" / str(port) / "gid_attrs" / "ndevs" / str(gid.index))
+        netdev = system_files.read(folder_of(name) / "ports" / str(port) / "gid_attrs" / "ndevs" / str(gid.index))
         if netdev:
             return netdev
-    if _read(_SYSFS / name / "parent"):
-        return _read(_SYSFS / name / "parent")
+    if system_files.read(folder_of(name) / "parent"):
+        return system_files.read(folder_of(name) / "parent")
     if iwarp and gids:
         for netdev, addresses in psutil.net_if_addrs().items():
             if any(entry.family == psutil.AF_LINK and entry.address.lower() == gids[0].address for entry in addresses):
                 return netdev
-    devices = sorted(path.name for path in (_SYSFS / name / "device" / "net").glob("*"))
+    devices = system_files.names(folder_of(name) / "device/net")
     return devices[0] if devices else None
 
 
@@ -629,14 +625,14 @@ def why_no_adapter() -> str:
 
 
 def _missing() -> str:
-    if not Path("/sys/class/infiniband").exists() or not list(_SYSFS.glob("*")):
+    names = ", ".join(system_files.names(system_files.path("/sys/class/infiniband")))
+    if not names:
         return (
             "the kernel has no RDMA device: for a card, load its driver (lspci shows the card, `modprobe mlx5_ib` or the "
             "like loads it); without one, `ndpy softroce up` makes one in software, and `ndpy softroce run -- COMMAND` runs "
             "a command in a small machine that has one"
         )
-    names = ", ".join(sorted(path.name for path in _SYSFS.glob("*")))
-    if not Path("/dev/infiniband").exists() or not list(Path("/dev/infiniband").glob("uverbs*")):
+    if not system_files.names(system_files.path("/dev/infiniband"), "uverbs*"):
         return f"the kernel has {names}, but no /dev/infiniband/uverbs*: run `modprobe ib_uverbs rdma_ucm`"
     from ndpy.verbs import distribution
 

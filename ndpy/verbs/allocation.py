@@ -12,10 +12,9 @@ import ctypes
 import errno
 import mmap
 import os
-from pathlib import Path
 from typing import Any
 
-from ndpy import errors
+from ndpy import errors, system_files
 from ndpy.memory import address_of
 from ndpy.verbs.native_calls import has_symbol, lib, load, softverbs_only
 
@@ -24,7 +23,7 @@ _MADV_POPULATE_WRITE = 23
 _MPOL_BIND = 2
 _SYS_MBIND = {"x86_64": 237, "aarch64": 235, "ppc64le": 259, "s390x": 268, "riscv64": 235}
 _MOST_NODES = 1024
-_NODES = Path("/sys/devices/system/node")
+_NODES = "/sys/devices/system/node"
 
 
 def allocate(length: int, alignment: int, huge_pages: bool, numa_node: int | None) -> memoryview:
@@ -60,8 +59,8 @@ def _not_mapped(size: int, page: int, huge_pages: bool, number: int) -> errors.P
 
 def _memory_info(name: str) -> int:
     """A number of /proc/meminfo, or 0 if it is not there."""
-    with open("/proc/meminfo") as lines:
-        return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
+    lines = system_files.read(system_files.path("/proc/meminfo")).splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
 
 
 def _huge_page_size() -> int:
@@ -109,7 +108,7 @@ def _place(memory: mmap.mmap, size: int, node: int) -> None:
     number = _SYS_MBIND.get(machine)
     if number is None:
         raise errors.UnsupportedError(f"memory cannot be placed on a NUMA node on {machine}", operation="alloc")
-    if not 0 <= node < _MOST_NODES or not (_NODES / f"node{node}").exists():
+    if not 0 <= node < _MOST_NODES or not system_files.path(_NODES, f"node{node}").exists():
         raise errors.UnsupportedError(f"there is no NUMA node {node}; there is {_nodes()}", operation="alloc")
     code = _bind(number, memory, size, node)
     if code:
@@ -119,10 +118,7 @@ def _place(memory: mmap.mmap, size: int, node: int) -> None:
 
 
 def _nodes() -> str:
-    try:
-        return (_NODES / "online").read_text().strip()
-    except OSError:
-        return "none, the kernel knows no nodes"
+    return system_files.read(system_files.path(_NODES, "online")) or "none, the kernel knows no nodes"
 
 
 def _bind(number: int, memory: mmap.mmap, size: int, node: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ndpy.counters import Counters
-from ndpy.verbs import adapter_info
+from ndpy.verbs.adapter_info import folder_of
 
 _FOLDERS = ("counters", "hw_counters")
 # How long the kernel's copy of hw_counters may be used, in milliseconds.
@@ -16,7 +16,7 @@ def read_counters(name: str) -> Counters:
     Source: Documentation/ABI/stable/sysfs-class-infiniband of Linux.
     """
     found: Counters = {}
-    for port in sorted((adapter_info._SYSFS / name / "ports").glob("[0-9]*"), key=lambda path: int(path.name)):
+    for port in sorted((folder_of(name) / "ports").glob("[0-9]*"), key=lambda path: int(path.name)):
         counters = {}
         for folder in _FOLDERS:
             for path in sorted((port / folder).glob("*")):

@@ -11,6 +11,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from ndpy import system_files
+
 # What remedies ask for.
 LIBIBVERBS = "libibverbs"
 LIBRDMACM = "librdmacm"
@@ -195,14 +197,15 @@ def module_packages(release: str) -> str:
     )
 
 
-def read(root: Path = Path("/")) -> Distribution:
-    """Read the release file of the machine whose files are below `root`. Nothing in it is executed."""
+def read(root: Path | None = None) -> Distribution:
+    """Read the release file of this machine, or of the one whose files are below `root`. Nothing in it is executed."""
     for name in _FILES:
+        path = system_files.path(f"/{name}") if root is None else root / name
         try:
             # A pipe or a device here would block.
-            if not (root / name).is_file():
+            if not path.is_file():
                 continue
-            with (root / name).open("rb") as file:
+            with path.open("rb") as file:
                 text = file.read(_MOST_OCTETS).decode(errors="replace")
         except OSError:
             continue

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ndpy import errors
+from ndpy import errors, system_files
 from ndpy.flags import Access, Capability
 from ndpy.memory import MemoryRegion, MemoryWindow
 from ndpy.pending import Pending
@@ -89,11 +89,8 @@ def memlock_error(number: int, length: int) -> errors.ProviderError:
 
 
 def _status_kib(name: str) -> int:
-    with open("/proc/self/status") as status:
-        for line in status:
-            if line.startswith(name + ":"):
-                return int(line.split()[1])
-    return 0
+    lines = system_files.read(system_files.path("/proc/self/status")).splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
 
 
 def plain_rights(adapter: VerbsAdapter) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ndpy import errors
+from ndpy import errors, system_files
 from ndpy.resource import Uncopied
 from ndpy.verbs.native_calls import ffi, lib, new_eventfd
 
@@ -98,7 +98,7 @@ def refuse_mapped_files(start: int, end: int) -> None:
 
 def _mappings(start: int, end: int) -> Iterator[tuple[int, str]]:
     """(inode, name) of each mapping in a range. Memory without a file has inode 0."""
-    with open("/proc/self/maps") as maps:
+    with system_files.path("/proc/self/maps").open() as maps:
         for line in maps:
             addresses, _, _, _, inode, *name = line.rstrip("\n").split(None, 5)
             first, _, last = addresses.partition("-")

@@ -20,6 +20,7 @@ if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
 import ndpy
+from ndpy import system_files
 from ndpy.verbs import adapter_info, native_calls, softverbs
 
 SOURCES = [Path(__file__).with_name(f"fake_{part}.c") for part in ("verbs", "points", "queues", "connections", "xrc")]
@@ -165,7 +166,7 @@ class FakeVerbs:
     Between hold() and release(), registrations wait in ibv_reg_mr().
     """
 
-    def __init__(self, path: Path, sysfs: Path, monkeypatch: pytest.MonkeyPatch, name: str = "fake0") -> None:
+    def __init__(self, path: Path, name: str = "fake0") -> None:
         self.path = path
         self.name = name
         self._library = ctypes.CDLL(str(path))
@@ -176,9 +177,7 @@ class FakeVerbs:
         self.connecting = Connecting.in_dll(self._library, "fake_connecting")
         self.xrc = ctypes.c_int32.in_dll(self._library, "fake_xrc")
         self.extended = Extended.in_dll(self._library, "fake_extended")
-        self._sysfs = sysfs
         self._adapters: weakref.WeakSet[ndpy.Adapter] = weakref.WeakSet()
-        monkeypatch.setattr(adapter_info, "_SYSFS", sysfs)
 
     def hold(self) -> None:
         self._library.fake_hold(1)
@@ -186,15 +185,20 @@ class FakeVerbs:
     def release(self) -> None:
         self._library.fake_hold(0)
 
+    @property
+    def folder(self) -> Path:
+        """What the kernel shows of the device."""
+        made = adapter_info.folder_of("fake0")
+        made.mkdir(exist_ok=True)
+        return made
+
     def speak_iwarp(self) -> None:
-        (self._sysfs / "fake0").mkdir(exist_ok=True)
-        (self._sysfs / "fake0/node_type").write_text("4: RNIC\n")
+        (self.folder / "node_type").write_text("4: RNIC\n")
         self.connecting.iwarp = 1
 
     def have_address(self) -> None:
         """Give the device the loopback interface's address, so that connections can be made."""
-        (self._sysfs / "fake0").mkdir(exist_ok=True)
-        (self._sysfs / "fake0/parent").write_text("lo\n")
+        (self.folder / "parent").write_text("lo\n")
 
     # ---- events from outside ----
 
@@ -301,6 +305,14 @@ def fake_softverbs_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def _this_machine_without_adapters(root: Path) -> Path:
+    """A root folder with this machine's files, and an empty /sys/class/infiniband."""
+    (root / "sys/class/infiniband").mkdir(parents=True)
+    for name in ("dev", "etc", "proc", "sys/class/net", "sys/devices"):
+        (root / name).symlink_to(f"/{name}")
+    return root
+
+
 def _check_end(fake: FakeVerbs) -> None:
     """No object may exist, and none may have been used after its end."""
     fake.call_at_points(None)
@@ -326,12 +338,11 @@ def fake(
     # Looking again and again has points between native calls without an end. Tests of it turn it on.
     monkeypatch.setattr("ndpy.completion_queue._SPIN_S", 0.0)
     copy = Path(shutil.copy(fake_verbs_path, tmp_path / "fake.so"))
-    sysfs = tmp_path / "infiniband"
-    sysfs.mkdir()
+    monkeypatch.setattr(system_files, "_root", _this_machine_without_adapters(tmp_path / "machine"))
     monkeypatch.setenv("NDPY_LIBIBVERBS", str(copy))
     monkeypatch.setenv("NDPY_LIBRDMACM", str(copy))
     monkeypatch.setattr(native_calls, "_loaded", False)
-    fake = FakeVerbs(copy, sysfs, monkeypatch)
+    fake = FakeVerbs(copy)
     yield fake
     fake.release()
     if getattr(request.node, "failed", False):
@@ -355,7 +366,7 @@ def soft(
     monkeypatch.setattr(softverbs, "folder", lambda: folder)
     monkeypatch.setattr(native_calls, "_softverbs_loaded", False)
     adapter_info._probed.clear()
-    soft = FakeVerbs(folder / softverbs.LIBRARY, adapter_info._SYSFS, monkeypatch, softverbs.NAME)
+    soft = FakeVerbs(folder / softverbs.LIBRARY, softverbs.NAME)
     yield soft
     if getattr(request.node, "failed", False):
         soft.close_all()

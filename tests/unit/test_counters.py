@@ -15,10 +15,10 @@ if sys.platform != "linux":
 from click.testing import CliRunner
 from test_cli import make_info
 
+from ndpy import system_files
 from ndpy.cli import counters, main
 from ndpy.cli.smoke.report import Run
 from ndpy.counters import changes, is_error
-from ndpy.verbs import adapter_info
 from ndpy.verbs.counters import read_counters
 
 # Of rxe, mlx5 and the specification.
@@ -62,17 +62,18 @@ OTHERS = [
 @pytest.fixture
 def sysfs(tmp_path, monkeypatch):
     """fake0 with two ports, one of them with both folders."""
-    monkeypatch.setattr(adapter_info, "_SYSFS", tmp_path)
+    monkeypatch.setattr(system_files, "_root", tmp_path)
+    devices = tmp_path / "sys/class/infiniband"
     for port, folder, values in (
         (1, "counters", {"port_xmit_data": 100, "symbol_error": 0, "absent": "N/A (no PMA)"}),
         (1, "hw_counters", {"lifespan": 12, "duplicate_request": 3}),
         (10, "hw_counters", {"rdma_sends": 7}),
     ):
-        place = tmp_path / "fake0/ports" / str(port) / folder
+        place = devices / "fake0/ports" / str(port) / folder
         place.mkdir(parents=True)
         for name, value in values.items():
             (place / name).write_text(f"{value}\n")
-    return tmp_path
+    return devices
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_the_command_shows_all_counters_errors_first(sysfs, fake0):
 
 
 def test_an_adapter_without_counters_says_so(tmp_path, monkeypatch, fake0):
-    monkeypatch.setattr(adapter_info, "_SYSFS", tmp_path)
+    monkeypatch.setattr(system_files, "_root", tmp_path)
     assert invoke("--counters").output == "fake0: its driver has no counters\n"
 
 

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 import ndpy
 import ndpy.doctor
+from ndpy import system_files
 from ndpy.cli import main
 from ndpy.doctor.findings import Finding, Verdict, examine, examine_apart, passed
 
@@ -43,6 +44,12 @@ def tree(tmp_path):
         return root
 
     return make
+
+
+def on(root: Path, examination) -> list[Finding]:
+    """What is found on the machine with these files."""
+    with system_files.below(root):
+        return list(examination())
 
 
 def one(findings) -> Finding:
@@ -211,7 +218,7 @@ def test_a_machine_without_rdma_fails_with_remedies():
     assert "ndpy softroce" in found["adapters"]["remedy"]
     assert all(finding["remedy"] for finding in findings if finding["verdict"] != "PASS")
     for name in ("ib_uverbs", "rdma_ucm"):
-        if linux_system.module_state(Path("/"), name) != "loaded":
+        if linux_system.module_state(name) != "loaded":
             assert f"modprobe {name}" in found[f"module {name}"]["remedy"]
 
 
@@ -237,19 +244,19 @@ def test_the_table_has_all_that_the_json_has(monkeypatch):
 
 def test_drivers_are_listed(tree):
     root = tree({"etc/libibverbs.d/mlx5.driver": "driver mlx5\n", "usr/lib64/libibverbs/libmlx5-rdmav34.so": ""})
-    assert "mlx5" in one(linux.examine_drivers(root)).message
+    assert "mlx5" in one(on(root, linux.examine_drivers)).message
 
 
 def test_a_driver_without_its_library_is_warned(tree):
     root = tree({"etc/libibverbs.d/mlx5.driver": "driver mlx5\n", "etc/libibverbs.d/own.driver": "driver /opt/own\n"})
-    found = one(linux.examine_drivers(root))
+    found = one(on(root, linux.examine_drivers))
     assert found.verdict is Verdict.WARN
     assert "mlx5" in found.message
     assert "/opt/own" not in found.message
 
 
 def test_no_driver_at_all_names_the_package(tree):
-    found = one(linux.examine_drivers(tree({"etc/os-release": "ID=debian\n"})))
+    found = one(on(tree({"etc/os-release": "ID=debian\n"}), linux.examine_drivers))
     assert found.verdict is Verdict.WARN
     assert "apt-get install libibverbs1 ibverbs-providers" in found.remedy
 
@@ -265,23 +272,24 @@ def test_no_driver_at_all_names_the_package(tree):
     ],
 )
 def test_the_state_of_a_module(tree, files, state):
-    assert linux_system.module_state(tree(files), "ib_uverbs") == state
+    with system_files.below(tree(files)):
+        assert linux_system.module_state("ib_uverbs") == state
 
 
 def test_a_module_that_is_there_only_needs_loading(tree):
     root = tree({f"lib/modules/{KERNEL}/modules.dep": "core/ib_uverbs.ko:\ncore/rdma_ucm.ko:\n"})
-    found = named(linux_system.examine_modules(root), "module ib_uverbs")
+    found = named(on(root, linux_system.examine_modules), "module ib_uverbs")
     assert (found.verdict, found.remedy) == (Verdict.FAIL, "as root: modprobe ib_uverbs")
 
 
 def test_a_module_that_is_absent_needs_a_package(tree):
-    found = named(linux_system.examine_modules(tree({"etc/os-release": "ID=ubuntu\n"})), "module rdma_ucm")
+    found = named(on(tree({"etc/os-release": "ID=ubuntu\n"}), linux_system.examine_modules), "module rdma_ucm")
     assert found.verdict is Verdict.FAIL
     assert f"linux-modules-extra-{KERNEL}" in found.remedy
 
 
 def test_in_a_container_modules_are_the_hosts(tree):
-    found = named(linux_system.examine_modules(tree({".dockerenv": ""})), "module rdma_ucm")
+    found = named(on(tree({".dockerenv": ""}), linux_system.examine_modules), "module rdma_ucm")
     assert found.remedy.startswith("on the host, as root: modprobe rdma_ucm")
 
 
@@ -293,7 +301,7 @@ FILES = {"dev/infiniband/uverbs0": "", "dev/infiniband/rdma_cm": ""}
 
 
 def test_device_files_that_can_be_opened_pass(tree):
-    findings = list(linux_system.examine_device_files(tree({**ADAPTER, **FILES})))
+    findings = on(tree({**ADAPTER, **FILES}), linux_system.examine_device_files)
     assert [finding.check for finding in findings] == ["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"]
     assert verdicts(findings) == {"PASS"}
 
@@ -309,7 +317,7 @@ def test_a_device_file_that_may_not_be_opened_fails(tree):
         (root / "dev/infiniband/uverbs0").chmod(0o600)
         os.seteuid(65534)
         try:
-            findings = list(linux_system.examine_device_files(root))
+            findings = on(root, linux_system.examine_device_files)
         finally:
             os.seteuid(0)
     found = named(findings, "/dev/infiniband/uverbs0")
@@ -320,26 +328,26 @@ def test_a_device_file_that_may_not_be_opened_fails(tree):
 
 
 def test_without_device_files_a_container_needs_them_given(tree):
-    found = one(linux_system.examine_device_files(tree({**ADAPTER, ".dockerenv": ""})))
+    found = one(on(tree({**ADAPTER, ".dockerenv": ""}), linux_system.examine_device_files))
     assert found.verdict is Verdict.FAIL
     assert "--device=/dev/infiniband" in found.remedy
 
 
 def test_without_device_files_a_machine_with_an_adapter_needs_modules(tree):
-    found = one(linux_system.examine_device_files(tree(ADAPTER)))
+    found = one(on(tree(ADAPTER), linux_system.examine_device_files))
     assert found.verdict is Verdict.FAIL
     assert "mlx5_0" in found.message
     assert "modprobe -a ib_uverbs rdma_ucm" in found.remedy
 
 
 def test_only_rdma_cm_is_no_adapter(tree):
-    findings = list(linux_system.examine_device_files(tree({"dev/infiniband/rdma_cm": ""})))
+    findings = on(tree({"dev/infiniband/rdma_cm": ""}), linux_system.examine_device_files)
     assert named(findings, "device files").verdict is Verdict.FAIL
     assert named(findings, "/dev/infiniband/rdma_cm").verdict is Verdict.PASS
 
 
 def test_a_missing_rdma_cm_names_its_module(tree):
-    findings = linux_system.examine_device_files(tree({**ADAPTER, "dev/infiniband/uverbs0": ""}))
+    findings = on(tree({**ADAPTER, "dev/infiniband/uverbs0": ""}), linux_system.examine_device_files)
     found = named(findings, "/dev/infiniband/rdma_cm")
     assert found.verdict is Verdict.FAIL
     assert "modprobe rdma_ucm" in found.remedy
@@ -357,7 +365,7 @@ def memlock(tree, soft: object, hard: object, capabilities: int = 0, uid_map: st
             "proc/self/uid_map": uid_map,
         }
     )
-    return one(linux_system.examine_memlock(root))
+    return one(on(root, linux_system.examine_memlock))
 
 
 @pytest.mark.parametrize(
@@ -385,7 +393,7 @@ def test_the_capability_of_a_user_namespace_is_no_exemption(tree):
 
 
 def test_without_proc_there_is_a_finding_all_the_same(tree):
-    assert one(linux_system.examine_memlock(tree({}))).verdict is Verdict.WARN
+    assert one(on(tree({}), linux_system.examine_memlock)).verdict is Verdict.WARN
 
 
 # Control groups.
@@ -394,7 +402,7 @@ def test_without_proc_there_is_a_finding_all_the_same(tree):
 def test_without_limits_all_control_groups_pass(tree):
     files = {"proc/self/cgroup": "0::/user.slice\n"}
     files |= {f"sys/fs/cgroup/user.slice/{name}": "max\n" for name in ("rdma.max", "pids.max", "memory.max")}
-    findings = list(examine_control_groups(tree(files)))
+    findings = on(tree(files), examine_control_groups)
     assert len(findings) == 3
     assert verdicts(findings) == {"PASS"}
 
@@ -408,7 +416,7 @@ def test_a_limit_of_a_group_above_counts(tree):
             "sys/fs/cgroup/a/pids.current": "95\n",
         }
     )
-    found = named(examine_control_groups(root), "pids control group")
+    found = named(on(root, examine_control_groups), "pids control group")
     assert found.verdict is Verdict.WARN
     assert "95 of at most 100" in found.message
     assert "/sys/fs/cgroup/a/pids.max" in found.remedy
@@ -425,7 +433,7 @@ def test_version_1_has_a_tree_for_each_controller(tree):
             "sys/fs/cgroup/pids/pids.current": "7",
         }
     )
-    findings = list(examine_control_groups(root))
+    findings = on(root, examine_control_groups)
     found = named(findings, "memory control group")
     assert found.verdict is Verdict.WARN
     assert "200 MiB of at most 256 MiB" in found.message
@@ -436,7 +444,7 @@ def test_a_path_of_the_hosts_in_a_container_leads_to_what_is_there(tree):
     root = tree(
         {"proc/self/cgroup": "0::/docker/abc\n", "sys/fs/cgroup/pids.max": "10", "sys/fs/cgroup/pids.current": "1"}
     )
-    assert "1 of at most 10" in named(examine_control_groups(root), "pids control group").message
+    assert "1 of at most 10" in named(on(root, examine_control_groups), "pids control group").message
 
 
 @pytest.mark.parametrize(
@@ -450,7 +458,7 @@ def test_limits_of_rdma_objects_are_told(tree, current, verdict):
             "sys/fs/cgroup/job/rdma.current": f"mlx5_0 {current}\n",
         }
     )
-    found = named(examine_control_groups(root), "rdma control group")
+    found = named(on(root, examine_control_groups), "rdma control group")
     assert found.verdict.value == verdict
     assert "mlx5_0" in found.message
     assert "of at most 2 open adapters" in found.message
@@ -463,7 +471,7 @@ def test_limits_of_rdma_objects_are_told(tree, current, verdict):
 @pytest.mark.parametrize(("total", "free", "verdict"), [(0, 0, "PASS"), (16, 3, "PASS"), (16, 0, "WARN")])
 def test_huge_pages(tree, total, free, verdict):
     text = f"MemTotal: 1 kB\nHugePages_Total: {total}\nHugePages_Free: {free}\nHugepagesize: 2048 kB\n"
-    assert one(linux_system.examine_huge_pages(tree({"proc/meminfo": text}))).verdict.value == verdict
+    assert one(on(tree({"proc/meminfo": text}), linux_system.examine_huge_pages)).verdict.value == verdict
 
 
 @pytest.mark.parametrize(
@@ -477,7 +485,7 @@ def test_huge_pages(tree, total, free, verdict):
 )
 def test_a_container_is_told_what_it_lacks(tree, files):
     limits = {"proc/self/limits": "Max locked memory         65536 65536 bytes\n"}
-    found = one(linux_system.examine_container(tree(files | limits)))
+    found = one(on(tree(files | limits), linux_system.examine_container))
     assert found.verdict is Verdict.WARN
     assert "--device=/dev/infiniband" in found.remedy
     assert "--ulimit memlock=-1" in found.remedy
@@ -485,11 +493,11 @@ def test_a_container_is_told_what_it_lacks(tree, files):
 
 def test_a_container_that_was_given_everything_passes(tree):
     files = {".dockerenv": "", "proc/self/limits": "Max locked memory  unlimited unlimited bytes\n", **FILES}
-    assert one(linux_system.examine_container(tree(files))).verdict is Verdict.PASS
+    assert one(on(tree(files), linux_system.examine_container)).verdict is Verdict.PASS
 
 
 def test_an_empty_tree_breaks_nothing(tree):
-    findings = linux_system.examine_system(tree({}))
+    findings = on(tree({}), linux_system.examine_system)
     assert not [finding for finding in findings if "could not be examined" in finding.message]
 
 
@@ -499,7 +507,7 @@ def test_nonsense_in_every_file_breaks_nothing(tree):
         "sys/fs/cgroup/pids.max", "sys/fs/cgroup/rdma.max", "etc/libibverbs.d/x.driver",
     )  # fmt: skip
     root = tree(dict.fromkeys(names, "\x00:=: \n::\nmax =\n"))
-    checks = {finding.check for finding in linux_system.examine_system(root)}
+    checks = {finding.check for finding in on(root, linux_system.examine_system)}
     assert {"locked memory", "huge pages", "container"} <= checks
 
 
@@ -526,7 +534,7 @@ def adapter(*ports, **changes) -> ndpy.AdapterInfo:
 
 def examined(tree, *ports, **changes):
     root = tree({"sys/class/net/eth0/mtu": "1500\n"})
-    return list(linux.examine_adapter(adapter(*ports, **changes), root))
+    return on(root, lambda: linux.examine_adapter(adapter(*ports, **changes)))
 
 
 def test_a_good_adapter_passes(tree):
@@ -593,7 +601,7 @@ def test_of_the_limits_on_the_way_up_the_one_with_least_room_is_named(tree, own,
             f"sys/fs/cgroup/{folder}/rdma.max": f"mlx5_0 hca_handle={limit}\n",
             f"sys/fs/cgroup/{folder}/rdma.current": f"mlx5_0 hca_handle={used}\n",
         }
-    findings = list(examine_control_groups(tree(files)))
+    findings = on(tree(files), examine_control_groups)
     limit, used = own if tightest == "a/b/" else above
     rdma = named(findings, "rdma control group")
     assert f"{used} of at most {limit} " in rdma.message

@@ -11,7 +11,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("release files are Linux's", allow_module_level=True)
 
-from ndpy import ProviderNotFoundError
+from ndpy import ProviderNotFoundError, system_files
 from ndpy.doctor import linux, linux_system
 from ndpy.softroce import SetupError, links, tools
 from ndpy.verbs import adapter_info, distribution, native_calls
@@ -89,12 +89,11 @@ def machine(root: Path, name: str, files: tuple[str, ...] = ()) -> Path:
 
 
 @pytest.fixture(params=FILES)
-def here(request, tmp_path, monkeypatch):
+def here(request, tmp_path):
     """This machine has the release file. Returns its name, the root folder, and the family."""
     root = machine(tmp_path, request.param)
-    read = distribution.read
-    monkeypatch.setattr(distribution, "read", lambda folder=root: read(root))
-    return request.param, root, FILES[request.param][1]
+    with system_files.below(root):
+        yield request.param, root, FILES[request.param][1]
 
 
 def check(text: str, name: str, thing: str) -> None:
@@ -223,11 +222,11 @@ def test_doctor_on_libraries_that_cannot_be_loaded(here, monkeypatch):
 
 def test_doctor_on_drivers(here):
     name, root, family = here
-    (finding,) = linux.examine_drivers(root)
+    (finding,) = linux.examine_drivers()
     check(finding.remedy, name, "libibverbs")
     (root / "etc/libibverbs.d").mkdir()
     (root / "etc/libibverbs.d/mlx5.driver").write_text("driver mlx5\n")
-    (finding,) = linux.examine_drivers(root)
+    (finding,) = linux.examine_drivers()
     again = {"debian": "apt-get install --reinstall libibverbs1", "fedora": "dnf reinstall libibverbs"}
     again |= {"ubuntu": again["debian"], "rhel": again["fedora"], "": "from rdma-core again"}
     assert again[family] in finding.remedy
@@ -243,8 +242,8 @@ MODULE = {
 
 
 def test_doctor_on_kernel_modules(here):
-    _, root, family = here
-    found = {finding.check: finding.remedy for finding in linux_system.examine_modules(root)}
+    family = here[2]
+    found = {finding.check: finding.remedy for finding in linux_system.examine_modules()}
     assert MODULE[family] in found["module ib_uverbs"]
     assert "then, as root, modprobe ib_uverbs" in found["module ib_uverbs"]
 
@@ -252,7 +251,7 @@ def test_doctor_on_kernel_modules(here):
 def test_doctor_in_a_container_does_not_take_its_distribution_for_the_hosts(here):
     _, root, _ = here
     (root / ".dockerenv").touch()
-    found = {finding.check: finding.remedy for finding in linux_system.examine_modules(root)}
+    found = {finding.check: finding.remedy for finding in linux_system.examine_modules()}
     for package in ("linux-modules-extra-", "linux-image-amd64 (Debian", "kernel-modules-"):
         assert package in found["module ib_uverbs"]
 
@@ -263,8 +262,8 @@ def test_doctor_on_a_device_file_that_is_closed_to_the_user(here, monkeypatch):
     def refuse(path, flags):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(linux_system.os, "open", refuse)
-    check(linux_system._device_file(root, root / "dev/infiniband/uverbs0").remedy, name, "rules")
+    monkeypatch.setattr(os, "open", refuse)
+    check(linux_system._device_file(root / "dev/infiniband/uverbs0").remedy, name, "rules")
 
 
 @pytest.mark.parametrize("library", ["libibverbs", "librdmacm"])
@@ -284,15 +283,9 @@ def test_a_device_file_that_may_not_be_opened(here, monkeypatch, tmp_path):
 
 
 def test_a_device_without_a_driver_in_user_space(here, monkeypatch):
-    class Tree(type(Path())):
-        def exists(self):
-            return True
-
-        def glob(self, pattern):
-            return [Path("mlx5_0")]
-
-    monkeypatch.setattr(adapter_info, "Path", Tree)
-    monkeypatch.setattr(adapter_info, "_SYSFS", Tree("/sys/class/infiniband"))
+    for file in ("sys/class/infiniband/mlx5_0/node_type", "dev/infiniband/uverbs0"):
+        (here[1] / file).parent.mkdir(parents=True)
+        (here[1] / file).touch()
     check(adapter_info.why_no_adapter().partition(": ")[2], here[0], "libibverbs")
 
 
@@ -326,7 +319,6 @@ def test_a_software_adapter_on_a_kernel_without_its_module(here, monkeypatch, mo
         raise SetupError(what)
 
     monkeypatch.setattr(links, "_call", refuse)
-    monkeypatch.setattr(links, "_MODULES", Path("/nonexistent"))
     with pytest.raises(SetupError) as caught:
         links.load_module(module)
     assert said[here[2]] in str(caught.value)

@@ -63,9 +63,9 @@ def connected(adapter, queue):
         (0, "Invalid argument", None),
     ],
 )
-def test_a_port_tells_its_speed(fake, tmp_path, native, rate, expected):
+def test_a_port_tells_its_speed(fake, native, rate, expected):
     """The call comes first; older libraries leave it to sysfs."""
-    folder = tmp_path / "infiniband/fake0/ports/1"
+    folder = fake.folder / "ports/1"
     folder.mkdir(parents=True)
     (folder / "rate").write_text(rate + "\n")
     with fake.open(speed=native) as adapter:
@@ -287,9 +287,9 @@ def test_a_queue_pairs_number_is_the_providers_until_it_is_closed(fake, adapter,
 
 @pytest.mark.parametrize(("node", "told"), [("1\n", 1), ("0\n", 0), ("-1\n", None), (None, None)])
 def test_driver_and_numa_node_are_what_the_kernel_says(fake, node, told):
-    device = fake._sysfs / "fake0/device"
+    device = fake.folder / "device"
     device.mkdir(parents=True)
-    driver = fake._sysfs.parent / "drivers/mlx5_core"
+    driver = fake.folder.parent.parent / "drivers/mlx5_core"
     driver.mkdir(parents=True)
     (device / "driver").symlink_to(driver)
     if node is not None:

@@ -23,7 +23,7 @@ from helpers import wait_until
 from racing import Elsewhere
 
 import ndpy
-from ndpy import Access, Flags, Status, platforms
+from ndpy import Access, Flags, Status, platforms, system_files
 from ndpy.doctor import linux
 from ndpy.doctor.findings import Verdict
 from ndpy.memory import buffer_range
@@ -463,16 +463,21 @@ def test_objects_of_two_open_adapters_do_not_work_together(fake, adapter, queue,
 
 
 def test_a_device_that_cannot_be_opened_says_why(fake, monkeypatch, tmp_path):
-    file = tmp_path / "uverbs0"
-    file.touch(0o600)
-    monkeypatch.setattr(adapter_info, "_device_file", lambda name: file)
+    file = tmp_path / "dev/infiniband/uverbs0"
+    name = tmp_path / "sys/class/infiniband_verbs/uverbs0/ibdev"
+    for made in (file, name):
+        made.parent.mkdir(parents=True)
+        made.touch(0o600)
+    monkeypatch.setattr(system_files, "_root", tmp_path)
+    name.write_text("fake0\n")
     assert str(adapter_info._open_error("fake0", errno.ENODEV)).startswith("ibv_open_device: fake0 cannot be opened: ")
     monkeypatch.setattr(os, "access", lambda path, mode: path != file or mode != os.R_OK | os.W_OK)
     refused = adapter_info._open_error("fake0", errno.EACCES)
     assert isinstance(refused, ndpy.PermissionError)
-    assert f"{file} (-rw-------) may not be opened by uid {os.getuid()}" in str(refused)
+    assert f"/dev/infiniband/uverbs0 (-rw-------) may not be opened by uid {os.getuid()}" in str(refused)
+    assert str(tmp_path) not in str(refused)
     assert refused.native == errno.EACCES
-    monkeypatch.setattr(adapter_info, "_device_file", lambda name: None)
+    name.write_text("other0\n")
     assert "cannot be opened" in str(adapter_info._open_error("fake0", errno.EACCES))
     with pytest.raises(ndpy.AdapterNotFoundError, match="'gone0' has gone; there is fake0"):
         adapter_info.open_context("gone0")

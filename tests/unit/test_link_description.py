@@ -11,6 +11,7 @@ import struct
 import pytest
 
 import ndpy
+from ndpy import system_files
 from ndpy.doctor import linux_link
 from ndpy.doctor.link import LinkDescription, port_in_use
 
@@ -76,8 +77,14 @@ def good_files():
     return files
 
 
+def read_link(info, gid_index, root, pause_of=lambda netdev: None, pfc_of=lambda netdev: None):
+    """The link on the machine with these files. Its kernel answers nothing by default."""
+    with system_files.below(root):
+        return linux_link.read_link(info, gid_index, pause_of, pfc_of)
+
+
 def test_a_whole_tree_is_described(tree):
-    found = linux_link.read_link(
+    found = read_link(
         adapter(), 3, tree(good_files()), pause_of={"enp1s0": (True, False)}.get, pfc_of={"enp1s0": (3, 4)}.get
     )
     assert found == LinkDescription(
@@ -90,7 +97,7 @@ def test_a_whole_tree_is_described(tree):
 
 def test_the_gid_of_a_vlan_has_its_interface_and_the_flow_control_of_the_one_below(tree):
     asked = []
-    found = linux_link.read_link(adapter(), 5, tree(good_files()), pfc_of=lambda name: asked.append(name) or (3,))
+    found = read_link(adapter(), 5, tree(good_files()), pfc_of=lambda name: asked.append(name) or (3,))
     assert (found.netdev, found.vlan, found.link_mtu, found.gid) == ("enp1s0.100", 100, 4200, "198.51.100.1")
     assert (found.physical, found.physical_mtu) == ("enp1s0", 9000)
     assert asked == ["enp1s0"]
@@ -98,11 +105,11 @@ def test_the_gid_of_a_vlan_has_its_interface_and_the_flow_control_of_the_one_bel
 
 
 def test_without_an_index_it_is_the_gid_that_connections_choose(tree):
-    assert linux_link.read_link(adapter(), None, tree(good_files())).gid_index == 3
+    assert read_link(adapter(), None, tree(good_files())).gid_index == 3
 
 
 def test_an_empty_tree_tells_nothing_and_nothing_is_guessed(tree):
-    found = linux_link.read_link(adapter(), 3, tree({}))
+    found = read_link(adapter(), 3, tree({}))
     assert found.netdev == "enp1s0"
     for name in (
         "speed",
@@ -133,19 +140,17 @@ def test_an_empty_tree_tells_nothing_and_nothing_is_guessed(tree):
     ],
 )
 def test_odd_files_are_not_known(tree, name, content, field):
-    assert getattr(linux_link.read_link(adapter(), 3, tree(good_files() | {name: content})), field) is None
+    assert getattr(read_link(adapter(), 3, tree(good_files() | {name: content})), field) is None
 
 
 @pytest.mark.parametrize("words", ["", "VID:", "VID: 0", "VID: 4095", "VID: x", "enp1s0.100 VID 100"])
 def test_a_vlan_without_a_number_is_not_known(tree, words):
-    assert linux_link.read_link(adapter(), 5, tree(good_files() | {"proc/net/vlan/enp1s0.100": words})).vlan is None
+    assert read_link(adapter(), 5, tree(good_files() | {"proc/net/vlan/enp1s0.100": words})).vlan is None
 
 
 @pytest.mark.parametrize("name", ["../../etc", "..", "x" * 16, "a/b"])
 def test_a_name_that_leads_elsewhere_is_not_followed(tree, name):
-    found = linux_link.read_link(
-        adapter(), 3, tree(good_files() | {f"{PORT}/gid_attrs/ndevs/3": name}), pfc_of=lambda name: (1,)
-    )
+    found = read_link(adapter(), 3, tree(good_files() | {f"{PORT}/gid_attrs/ndevs/3": name}), pfc_of=lambda name: (1,))
     assert (found.netdev, found.link_mtu, found.pfc) == (None, None, None)
 
 
@@ -155,17 +160,17 @@ def test_a_pipe_or_a_folder_in_place_of_a_file_holds_nothing_up(tree):
         (root / NET / "enp1s0" / name).unlink()
     os.mkfifo(root / NET / "enp1s0/mtu")
     (root / NET / "enp1s0/uevent").mkdir()
-    found = linux_link.read_link(adapter(), 3, root)
+    found = read_link(adapter(), 3, root)
     assert (found.link_mtu, found.vlan) == (None, None)
 
 
 def test_iwarp_has_no_gid_and_no_size_of_packets_of_its_own(tree):
-    found = linux_link.read_link(adapter(transport="iWARP"), None, tree(good_files()))
+    found = read_link(adapter(transport="iWARP"), None, tree(good_files()))
     assert (found.gid, found.gid_type, found.rdma_mtu, found.link_mtu) == (None, None, None, 9000)
 
 
 def test_an_adapter_without_ports_is_described(tree):
-    found = linux_link.read_link(adapter(ports=(), netdev=None), None, tree({}))
+    found = read_link(adapter(ports=(), netdev=None), None, tree({}))
     assert (found.adapter, found.port, found.netdev) == ("mlx5_0", None, None)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from ndpy import system_files
 from ndpy.cli import main
 from ndpy.softroce import SetupError, kernel_log, links, tools, vm
 from ndpy.softroce import run as runner
@@ -243,14 +244,13 @@ def test_up_and_down_need_root(monkeypatch):
         ("", "CONFIG_RDMA_RXE"),
     ],
 )
-def test_kernel_without_rxe_names_the_package(monkeypatch, family, package):
+def test_kernel_without_rxe_names_the_package(monkeypatch, tmp_path, family, package):
     def refuse(command, what, limit_s=0):
         raise SetupError(f"{what}: not found")
 
     monkeypatch.setattr(links, "_call", refuse)
-    monkeypatch.setattr(links, "_MODULES", Path("/nonexistent"))
     monkeypatch.setattr(distribution, "read", lambda root=Path("/"): distribution.Distribution(family, family, "x"))
-    with pytest.raises(SetupError, match=re.escape(package)):
+    with system_files.below(tmp_path), pytest.raises(SetupError, match=re.escape(package)):
         links.load_module("rdma_rxe")
 
 

@@ -23,7 +23,7 @@ import ndpy
 if sys.platform != "linux":
     pytest.skip("softverbs is for Linux", allow_module_level=True)
 
-from ndpy import platforms, quirks
+from ndpy import platforms, quirks, system_files
 from ndpy.cli import main
 from ndpy.cli import soft as command
 from ndpy.doctor import describe_link, linux
@@ -349,7 +349,7 @@ def test_its_link_is_what_the_machine_has(bare, soft):
 
 
 def test_a_machine_without_an_adapter_is_told_of_it(soft, monkeypatch, tmp_path):
-    monkeypatch.setattr(adapter_info, "_SYSFS", tmp_path)
+    monkeypatch.setattr(system_files, "_root", tmp_path)
     why = adapter_info.why_no_adapter()
     assert "NDPY_ADAPTER=soft0" in why and "`ndpy smoke soft0`" in why
     with pytest.raises(ndpy.AdapterNotFoundError, match=r"this machine has no RDMA adapter; .*NDPY_ADAPTER=soft0"):
