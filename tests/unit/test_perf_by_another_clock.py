@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import fake_adapter
 import pytest
-from fake_adapter import Adapter
+from fake_adapter import DEADLINE_S, Adapter
 from test_perf_runs import perf, report_of, serving, world  # noqa: F401
 
 import ndpy
@@ -123,7 +123,7 @@ def test_latency_is_what_another_clock_says(perf, clocks, tmp_path, test):  # no
     ours, _ = clocks
     size = 64
     report = report_of(
-        perf, tmp_path, test, "--warm-up", WARM_UP, "--iterations", ITERATIONS, "--timeout", 5, "--size", size
+        perf, tmp_path, test, "--warm-up", WARM_UP, "--iterations", ITERATIONS, "--timeout", DEADLINE_S, "--size", size
     )
     (result,) = report["results"]
     # Greetings and the warm-up came before.
@@ -150,7 +150,7 @@ def test_bandwidth_is_what_another_clock_says(perf, clocks, tmp_path, test):  # 
     """200 iterations in groups of 4, after 3 of warm-up, which are a group too."""
     ours, _ = clocks
     size, group = 1000, 4
-    options = ["--warm-up", WARM_UP, "--iterations", ITERATIONS, "--timeout", 5, "--size", size]
+    options = ["--warm-up", WARM_UP, "--iterations", ITERATIONS, "--timeout", DEADLINE_S, "--size", size]
     report = report_of(perf, tmp_path, test, *options, "--depth", 8, "--cq-mod", group)
     (result,) = report["results"]
     last = 0 if test == "read_bw" else 1
@@ -167,7 +167,17 @@ def test_a_slower_other_side_counts_with_its_own_figures(perf, clocks, tmp_path)
     """Both sides send at once. The rate is the sum of two rates, each from its own messages and its own time."""
     ours, theirs = clocks
     size, group = 1000, 4
-    options = ["--warm-up", WARM_UP, "--iterations", ITERATIONS, "--timeout", 5, "--size", size, "--bidirectional"]
+    options = [
+        "--warm-up",
+        WARM_UP,
+        "--iterations",
+        ITERATIONS,
+        "--timeout",
+        DEADLINE_S,
+        "--size",
+        size,
+        "--bidirectional",
+    ]
     report = report_of(perf, tmp_path, "write_bw", *options, "--depth", 8, "--cq-mod", group)
     (result,) = report["results"]
     of_ours, of_theirs = counted(ours, 1 + group, ITERATIONS), counted(theirs, group, ITERATIONS)
@@ -196,5 +206,5 @@ def test_a_stranger_who_connects_to_the_serving_side_is_refused(perf, world, mon
         return connect(self, queue_pair, address, private_data=private_data, timeout_s=timeout_s)
 
     monkeypatch.setattr(Adapter, "connect", second)
-    perf("write_lat", "--warm-up", 3, "--iterations", 20, "--timeout", 5)
+    perf("write_lat", "--warm-up", 3, "--iterations", 20, "--timeout", DEADLINE_S)
     assert [stranger.rejected for stranger in strangers] == [True] * 3
