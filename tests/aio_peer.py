@@ -21,14 +21,16 @@ from helpers import DEADLINE_S, Keeper, create_end, memory
 import ndpy
 from ndpy import Access, RemoteMemory
 
-START, MESSAGE, OFFER, DONE, WITHDRAW, GRANT, CLOSE = range(1, 8)
+START, MESSAGE, OFFER, DONE, WITHDRAW, GRANT, CLOSE, DROPPED = range(1, 9)
+# A bit of the private data.
+KNOWS_DROPPED = 2
 SLOTS, OFFERS, SLOT = 4, 2, 1024
 _RECEIVES = 32
 _SENDS = 64
 
 
-def hello(version=1, slots=SLOTS, offers=OFFERS, slot_size=SLOT, longest=1 << 20, magic=b"ndpa") -> bytes:
-    return struct.pack("!4sBxHHxxIQ", magic, version, slots, offers, slot_size, longest)
+def hello(version=1, slots=SLOTS, offers=OFFERS, slot_size=SLOT, longest=1 << 20, magic=b"ndpa", bits=0) -> bytes:
+    return struct.pack("!4sBBHHxxIQ", magic, version, bits, slots, offers, slot_size, longest)
 
 
 def frame(kind, number=0, granted=SLOTS, seen=SLOTS, length=0, body=b"") -> bytes:
@@ -68,9 +70,9 @@ class Peer:
         self.connector = self.keep(await listener.get_request_async(DEADLINE_S))
         await self.connector.begin_accept(self.queue_pair, private_data=private_data or hello())
 
-    async def start(self, address) -> None:
+    async def start(self, address, private_data: bytes | None = None) -> None:
         """Connect, and exchange START."""
-        await self.connect(address)
+        await self.connect(address, private_data)
         self.send(frame(START))
         assert (await self.frame())[0] == START
 

@@ -168,6 +168,8 @@ class Connection(Transfers):
         self._failure: BaseException | None = None
         self._cause: BaseException | None = None
         self._closing: asyncio.Future[None] | None = None
+        #: Whether CLOSE has been sent or waits for a slot. From then on this end drops the messages that come.
+        self._drops = False
         #: Whether close() has begun to disconnect.
         self._leaving = False
         self._freeing: asyncio.Future[None] | None = None
@@ -187,7 +189,8 @@ class Connection(Transfers):
         self._arrived = 0
         #: Offers of the peer whose memory is being read.
         self._reading: dict[int, _Incoming] = {}
-        self._answers: dict[int, asyncio.Future[None]] = {}
+        #: Of this end's offers. Each ends with Kind.DONE if the peer's program has the message.
+        self._answers: dict[int, asyncio.Future[Kind | None]] = {}
         #: What the tasks waited for when _probe_if_stuck() looked, and whether a probe is on its way.
         self._waits: tuple[Any, ...] = _NOTHING
         #: How often it has looked since.
@@ -347,6 +350,10 @@ class Connection(Transfers):
 
         While the peer takes no messages, this waits.
 
+        When this end has learnt that the peer has closed the connection, nothing is sent any more: this raises, and receive() has
+        what the peer sent before. A short message that crosses the peer's close() is dropped there, and only the next call
+        raises. A long one raises.
+
         If it is cancelled, the message is sent whole or not at all. A long message is withdrawn then, unless the peer is
         reading it. This ends when the peer does not use the memory any more, or the connection has ended. A peer that does
         neither within 5 s loses the connection. After Ctrl-C that is 0.4 s, if the program runs by asyncio.run() of Python 3.11
@@ -357,9 +364,10 @@ class Connection(Transfers):
         Raises:
             LimitExceededError: it is longer than the peer's max_message_length.
             InvalidBufferError: the buffer has gaps, another order, or Python objects.
+            ConnectionEndedError: the peer has closed the connection, and has not taken the message.
             ConnectionResetError, ProtocolError, ClosedError: the connection was lost, or was closed by this end.
         """
-        protocol = self._require_open()
+        protocol = self._require_open(sending=True)
         length = length_of(data)
         if length > protocol.peer.max_message_length:
             raise errors.LimitExceededError(
@@ -376,10 +384,10 @@ class Connection(Transfers):
 
     async def _room_for(self, there_is: Callable[[], bool]) -> None:
         """Wait for room. Raise if the connection has ended, also while others were in line before."""
-        self._require_open()
+        self._require_open(sending=True)
         while not there_is():
             await self._wait_in(self._senders)
-            self._require_open()
+            self._require_open(sending=True)
 
     def _send_message(self, protocol: Protocol, data: Memory, length: int) -> None:
         source = view_of(data)
@@ -413,7 +421,10 @@ class Connection(Transfers):
                 raise
             finally:
                 self._answers.pop(number, None)
-            if self._failure is not None and number in protocol.offered:
+            if answer.result() is Kind.DROPPED:
+                has_not = "has not taken" if protocol.peer.knows_dropped else "may not have taken"
+                raise ConnectionEndedError(f"{self._peer} has closed the connection and {has_not} the message")
+            if answer.result() is None:
                 raise self._end_error()
 
     @overload
@@ -480,7 +491,7 @@ class Connection(Transfers):
         except BaseException:
             self._put_back(incoming)
             raise
-        self._finish_incoming(incoming)
+        self._finish_incoming(incoming, taken=True)
         return frame.length if into is not None else target
 
     def _contents(self, incoming: _Incoming) -> Any:
@@ -492,7 +503,7 @@ class Connection(Transfers):
 
     def _put_back(self, incoming: _Incoming) -> None:
         """A receive() failed or was cancelled. The next one gets the message."""
-        if incoming.withdrawn or self._closing is not None:
+        if incoming.withdrawn or self._drops:
             self._finish_incoming(incoming)
         else:
             # Others that came before it may be back already.
@@ -500,7 +511,7 @@ class Connection(Transfers):
             self._inbox.insert(next(later, len(self._inbox)), incoming)
             self._wake(self._receivers)
 
-    def _finish_incoming(self, incoming: _Incoming) -> None:
+    def _finish_incoming(self, incoming: _Incoming, *, taken: bool = False) -> None:
         """A message was taken, or nobody wants it. Tell the peer that there is room."""
         protocol = self._protocol
         if self._failure is not None or protocol is None:
@@ -509,7 +520,8 @@ class Connection(Transfers):
         if incoming.slot is None:
             number = incoming.frame.number
             self._send_control(
-                lambda: protocol.done(number), incoming.frame.remote if protocol.peer.invalidates else None
+                lambda: protocol.answer(number, taken=taken),
+                incoming.frame.remote if protocol.peer.invalidates else None,
             )
         else:
             self._post_receive(incoming.slot)
@@ -658,10 +670,10 @@ class Connection(Transfers):
                 return
             if kind is Kind.OFFER:
                 self._on_incoming(frame, None)
-            elif kind is Kind.DONE:
+            elif kind is Kind.DONE or kind is Kind.DROPPED:
                 answer = self._answers.get(frame.number)
                 if answer is not None and not answer.done():
-                    answer.set_result(None)
+                    answer.set_result(kind)
             elif kind is Kind.WITHDRAW:
                 self._on_withdrawn(frame.number)
             elif kind is Kind.START:
@@ -669,14 +681,15 @@ class Connection(Transfers):
             elif kind is Kind.CLOSE:
                 self._peer_closed.set_result(None)
                 self._wake_all(self._receivers)
+                self._wake_all(self._senders)
         if self._senders:
             self._wake(self._senders)
 
     def _on_incoming(self, frame: Frame, slot: int | None) -> None:
         incoming = _Incoming(self._arrived, frame, slot)
         self._arrived += 1
-        if self._closing is not None:
-            # This end takes no more messages, but the peer may be waiting for room.
+        if self._drops:
+            # The peer may be waiting for room.
             self._finish_incoming(incoming)
         else:
             self._inbox.append(incoming)
@@ -727,9 +740,14 @@ class Connection(Transfers):
         if self._failure is not None:
             raise self._end_error()
 
-    def _require_open(self, *, closing: bool = False) -> Protocol:
-        """Raise unless the connection can be used. closing: a transfer may still be posted during close()."""
+    def _require_open(self, *, closing: bool = False, sending: bool = False) -> Protocol:
+        """Raise unless the connection can be used.
+
+        closing: a transfer may still be posted during close(). sending: the peer has to take messages.
+        """
         if self._failure is not None or (self._closing is not None and not closing):
+            raise self._end_error()
+        if sending and self._peer_closed.done():
             raise self._end_error()
         assert self._protocol is not None
         return self._protocol
@@ -800,6 +818,7 @@ class Connection(Transfers):
         if self._failure is None and protocol is not None and protocol.started:
             # Those in line raise when their turn comes.
             second = protocol.peer_closed
+            self._drops = True
             self._send_control(protocol.close)
             while self._inbox:
                 self._finish_incoming(self._inbox.pop(0))
@@ -859,7 +878,8 @@ class Connection(Transfers):
         self._waiting_controls.clear()
         if is_orphan:
             return
-        for future in (self._started, self._peer_closed, self._ended, *self._answers.values()):
+        waiting: list[asyncio.Future[Any]] = [self._started, self._peer_closed, self._ended, *self._answers.values()]
+        for future in waiting:
             if not future.done():
                 future.set_result(None)
         self._wake_all(self._senders)

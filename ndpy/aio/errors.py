@@ -8,7 +8,7 @@ from ndpy.errors import NdpyError
 
 
 class ConnectionEndedError(NdpyError, ConnectionError, EOFError):
-    """The peer has closed the connection, and everything that it sent has been received."""
+    """The peer has closed the connection. receive() raises it when everything that the peer sent has been received."""
 
 
 class ConnectionResetError(NdpyError, builtins.ConnectionResetError):

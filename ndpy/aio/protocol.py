@@ -25,6 +25,7 @@ _MAGIC = b"ndpa"
 _HELLO = struct.Struct("!4sBBHHxxIQ")
 # Bits of the second byte.
 _INVALIDATES = 1
+_KNOWS_DROPPED = 2
 HELLO_LENGTH = _HELLO.size
 #: kind, 3 zero bytes, number of the offer, granted, seen, length
 _HEADER = struct.Struct("!B3xIIIQ")
@@ -45,10 +46,11 @@ class Kind(NamedInt):
         START: the first frame of each end.
         MESSAGE: a message, which follows the header.
         OFFER: a message that the peer reads from this end's memory. The descriptor of the memory follows the header.
-        DONE: the peer does not use the memory of an offer any more.
-        WITHDRAW: the sender of an offer asks for DONE without the message having been read.
+        DONE: the peer has the message of an offer, and does not use its memory any more.
+        WITHDRAW: the sender of an offer asks for the answer without the message having been read.
         GRANT: nothing but the numbers in the header.
-        CLOSE: this end sends no more messages.
+        CLOSE: this end sends no more messages, and takes no more.
+        DROPPED: the peer does not take the message of an offer, and does not use its memory any more.
     """
 
     START = 1
@@ -58,11 +60,13 @@ class Kind(NamedInt):
     WITHDRAW = 5
     GRANT = 6
     CLOSE = 7
+    DROPPED = 8
 
 
 _KINDS = {kind.value: kind for kind in Kind}
 _DATA = (Kind.MESSAGE, Kind.OFFER)
-_ABOUT_AN_OFFER = (Kind.OFFER, Kind.DONE, Kind.WITHDRAW)
+_ABOUT_AN_OFFER = (Kind.OFFER, Kind.DONE, Kind.WITHDRAW, Kind.DROPPED)
+_ANSWERS = (Kind.DONE, Kind.DROPPED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +78,8 @@ class Hello:
         offers: how many offers of each end may be open. The smaller of the two ends' numbers holds.
         slot_size: the longest frame that it takes, in bytes.
         max_message_length: the longest message that it takes, in bytes.
-        invalidates: whether a DONE may invalidate the token of the offer.
+        invalidates: whether the answer to an offer may invalidate its token.
+        knows_dropped: whether it knows DROPPED. To an end that does not, DONE is the only answer.
     """
 
     slots: int
@@ -82,9 +87,10 @@ class Hello:
     slot_size: int
     max_message_length: int
     invalidates: bool = False
+    knows_dropped: bool = True
 
     def to_bytes(self) -> bytes:
-        bits = _INVALIDATES if self.invalidates else 0
+        bits = _INVALIDATES * self.invalidates | _KNOWS_DROPPED * self.knows_dropped
         return _HELLO.pack(_MAGIC, VERSION, bits, self.slots, self.offers, self.slot_size, self.max_message_length)
 
     @classmethod
@@ -97,7 +103,9 @@ class Hello:
         _, version, bits, slots, offers, slot_size, max_message_length = _HELLO.unpack_from(data)
         if version != VERSION:
             raise ProtocolError(f"the peer speaks version {version} of the protocol, and this end version {VERSION}")
-        hello = cls(slots, offers, slot_size, max_message_length, bool(bits & _INVALIDATES))
+        hello = cls(
+            slots, offers, slot_size, max_message_length, bool(bits & _INVALIDATES), bool(bits & _KNOWS_DROPPED)
+        )
         if not (1 <= slots <= MAX_SLOTS and 1 <= offers <= MAX_OFFERS and MIN_SLOT_SIZE <= slot_size <= MAX_SLOT_SIZE):
             raise ProtocolError(f"the peer tells impossible limits: {hello}")
         return hello
@@ -138,6 +146,7 @@ class Protocol:
         #: told its number.
         self._most_offers = min(own.offers, peer.offers)
         self.offered: set[int] = set()
+        self._withdrawn: set[int] = set()
         self._last_offer = 0
         #: Open offers of the peer.
         self._peer_offers: set[int] = set()
@@ -158,8 +167,8 @@ class Protocol:
     def control_frames(own_offers: int, peer_offers: int) -> int:
         """How many control frames of the peer can be on their way at once.
 
-        START, GRANT and CLOSE; a DONE for each offer of this end; two WITHDRAW for each offer of the peer, since one may cross
-        the DONE of the offer before.
+        START, GRANT and CLOSE; an answer to each offer of this end; two WITHDRAW for each offer of the peer, since one may cross
+        the answer to the offer before.
         """
         return 3 + own_offers + 2 * peer_offers
 
@@ -192,13 +201,14 @@ class Protocol:
         return self._header(Kind.START, 0, 0)
 
     def withdraw(self, number: int) -> bytes:
-        assert number in self.offered
+        assert number in self.offered - self._withdrawn
+        self._withdrawn.add(number)
         return self._header(Kind.WITHDRAW, number, 0)
 
-    def done(self, number: int) -> bytes:
-        """The answer to an offer whose memory is not used any more."""
+    def answer(self, number: int, *, taken: bool) -> bytes:
+        """The answer to an offer whose memory is not used any more. taken: whether the program has the message."""
         self._peer_offers.remove(number)
-        return self._header(Kind.DONE, number, 0)
+        return self._header(Kind.DONE if taken or not self.peer.knows_dropped else Kind.DROPPED, number, 0)
 
     def close(self) -> bytes:
         self._closing = True
@@ -247,13 +257,22 @@ class Protocol:
         elif kind is Kind.CLOSE:
             self._require_open(kind)
             self.peer_closed = True
-        elif kind is Kind.DONE:
-            if number not in self.offered:
-                raise ProtocolError(f"the peer sent DONE for offer {number}, which is not open")
-            self.offered.remove(number)
+        elif kind in _ANSWERS:
+            kind = self._receive_answer(kind, number)
         elif kind is Kind.WITHDRAW and (self._peer_last_offer - number) & _MASK > _MASK // 2:
             raise ProtocolError(f"the peer withdrew offer {number}, which it has not made")
         return Frame(kind, number, length)
+
+    def _receive_answer(self, kind: Kind, number: int) -> Kind:
+        """Returns DROPPED unless the answer says that the message was taken."""
+        if number not in self.offered:
+            raise ProtocolError(f"the peer sent {kind.name} for offer {number}, which is not open")
+        if kind is Kind.DROPPED and not (self.peer_closed or number in self._withdrawn):
+            raise ProtocolError(f"the peer sent DROPPED for offer {number} before CLOSE, and it was not withdrawn")
+        self.offered.remove(number)
+        self._withdrawn.discard(number)
+        # An end that knows no DROPPED answers so to what it drops.
+        return Kind.DROPPED if self.peer_closed and not self.peer.knows_dropped else kind
 
     def _receive_data(self, kind: Kind, number: int, length: int, data: memoryview) -> Frame:
         self._require_open(kind)

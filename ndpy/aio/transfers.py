@@ -84,7 +84,7 @@ class Transfers(Uncopied, abc.ABC):
             ElementRangeError: `into` is longer than `remote`.
             AccessViolationError: `into` is read-only, or a region without LOCAL_WRITE. Or the peer has not exposed this
                 memory for reading: then the connection has ended.
-            ConnectionResetError, ProtocolError, ClosedError: the connection has ended.
+            ConnectionEndedError, ConnectionResetError, ProtocolError, ClosedError: the connection has ended.
         """
         self._require_open()
         await self._move(self.queue_pair.read, remote, into, room_of(into, "read"))
@@ -119,7 +119,7 @@ class Transfers(Uncopied, abc.ABC):
             memory: a buffer, a region, a slice of one, or a lease. At least one byte.
             access: REMOTE_READ, REMOTE_WRITE or both.
         Raises:
-            ConnectionResetError, ProtocolError, ClosedError: the connection has ended.
+            ConnectionEndedError, ConnectionResetError, ProtocolError, ClosedError: the connection has ended.
             Otherwise what Adapter.register() raises.
         """
         self._require_open()

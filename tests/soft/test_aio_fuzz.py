@@ -12,6 +12,7 @@ import pytest
 from aio_peer import (
     CLOSE,
     DONE,
+    DROPPED,
     GRANT,
     MESSAGE,
     OFFER,
@@ -57,7 +58,7 @@ def mutate(data: bytes, rng: random.Random) -> list[bytes]:
         values = (0, 1, old + 1, old - 1, old + SLOTS, (1 << 8 * size) - 1, 1 << 31, rng.getrandbits(8 * size))
         changed[start : start + size] = (rng.choice(values) % (1 << 8 * size)).to_bytes(size, "big")
     elif choice == 5:
-        changed[0] = rng.randrange(9)
+        changed[0] = rng.randrange(10)
     elif choice == 6:
         return []
     elif choice == 7:
@@ -103,8 +104,8 @@ class Attack:
                 offers += 1
                 frames.append(offer(offers, lent[: rng.randrange(1, LENT)], **numbers))
             else:
-                kind = rng.choice((DONE, WITHDRAW, GRANT, CLOSE))
-                frames.append(frame(kind, rng.choice((1, 2)) if kind in (DONE, WITHDRAW) else 0, **numbers))
+                kind = rng.choice((DONE, WITHDRAW, GRANT, CLOSE, DROPPED))
+                frames.append(frame(kind, rng.choice((1, 2)) if kind in (DONE, WITHDRAW, DROPPED) else 0, **numbers))
         for place, data in enumerate(frames):
             for changed in mutate(data, rng) if place or rng.random() < 0.2 else [data]:
                 peer.send(changed[: 2 * SLOT])

@@ -15,7 +15,9 @@ from ndpy.memory import RemoteMemory
 
 SLOTS, OFFERS, SLOT_SIZE, LONGEST = 4, 2, 256, 10_000
 HELLO = Hello(SLOTS, OFFERS, SLOT_SIZE, LONGEST)
-START, MESSAGE, OFFER, DONE, WITHDRAW, GRANT, CLOSE = range(1, 8)
+# Of an end that does not know DROPPED.
+OLDER = dataclasses.replace(HELLO, knows_dropped=False)
+START, MESSAGE, OFFER, DONE, WITHDRAW, GRANT, CLOSE, DROPPED = range(1, 9)
 TURN = 1 << 32
 
 
@@ -56,7 +58,7 @@ def take(protocol: Protocol, count: int) -> None:
 
 def test_private_data_are_24_bytes_in_network_order():
     data = HELLO.to_bytes()
-    assert data == b"ndpa" + bytes([1, 0]) + struct.pack("!HH", SLOTS, OFFERS) + bytes(2) + struct.pack(
+    assert data == b"ndpa" + bytes([1, 2]) + struct.pack("!HH", SLOTS, OFFERS) + bytes(2) + struct.pack(
         "!IQ", 256, 10_000
     )
     assert Hello.from_bytes(data) == HELLO
@@ -82,10 +84,12 @@ def test_another_version_is_refused_and_named(version):
 
 
 @pytest.mark.parametrize("invalidates", [False, True])
-def test_an_end_tells_whether_a_token_may_be_invalidated(invalidates):
-    hello = dataclasses.replace(HELLO, invalidates=invalidates)
+@pytest.mark.parametrize("knows_dropped", [False, True])
+def test_an_end_tells_whether_a_token_may_be_invalidated_and_whether_it_knows_dropped(invalidates, knows_dropped):
+    hello = dataclasses.replace(HELLO, invalidates=invalidates, knows_dropped=knows_dropped)
     data = bytearray(hello.to_bytes())
-    data[5] |= 0xFE
+    assert data[5] == invalidates + 2 * knows_dropped
+    data[5] |= 0xFC
     assert Hello.from_bytes(bytes(data)) == hello
 
 
@@ -124,7 +128,7 @@ def test_a_frame_shorter_than_a_header_is_refused(length):
     refuses(end(), message()[:length], "shorter than a header")
 
 
-@pytest.mark.parametrize("kind", [0, 8, 255])
+@pytest.mark.parametrize("kind", [0, 9, 255])
 def test_an_unknown_kind_is_refused(kind):
     refuses(end(), frame(kind), "unknown kind")
 
@@ -136,9 +140,9 @@ def test_the_unused_bytes_are_zero(place):
     refuses(end(), memoryview(data), "unknown kind")
 
 
-@pytest.mark.parametrize("kind", [MESSAGE, OFFER, DONE, WITHDRAW, GRANT, CLOSE])
+@pytest.mark.parametrize("kind", [MESSAGE, OFFER, DONE, WITHDRAW, GRANT, CLOSE, DROPPED])
 def test_the_first_frame_is_start(kind):
-    number = int(kind in (OFFER, DONE, WITHDRAW))
+    number = int(kind in (OFFER, DONE, WITHDRAW, DROPPED))
     refuses(Protocol(HELLO, HELLO), offer(1) if kind == OFFER else frame(kind, number), "has not begun")
 
 
@@ -155,20 +159,21 @@ def test_start_has_no_number():
     refuses(Protocol(HELLO, HELLO), frame(START, 1), "with the number 1")
 
 
-@pytest.mark.parametrize("kind", [OFFER, DONE, WITHDRAW])
+@pytest.mark.parametrize("kind", [OFFER, DONE, WITHDRAW, DROPPED])
 def test_a_frame_about_an_offer_has_a_number(kind):
     refuses(end(), offer(0) if kind == OFFER else frame(kind), "with the number 0")
 
 
-@pytest.mark.parametrize("kind", [DONE, WITHDRAW, GRANT, CLOSE])
+@pytest.mark.parametrize("kind", [DONE, WITHDRAW, GRANT, CLOSE, DROPPED])
 def test_a_control_frame_is_nothing_but_a_header(kind):
     def fresh():
         protocol = end()
-        protocol.offer(RemoteMemory(0, 5000, 0))
+        number, _ = protocol.offer(RemoteMemory(0, 5000, 0))
+        protocol.withdraw(number)
         protocol.receive(offer(1))
         return protocol
 
-    number = int(kind in (DONE, WITHDRAW))
+    number = int(kind in (DONE, WITHDRAW, DROPPED))
     fresh().receive(frame(kind, number))
     refuses(fresh(), frame(kind, number, body=b"x"), "with 25 bytes")
     refuses(fresh(), frame(kind, number, length=1), "the length 1")
@@ -251,7 +256,7 @@ def test_the_first_offer_is_number_1(number):
 def test_offers_are_numbered_in_sequence(number):
     protocol = end()
     protocol.receive(offer(1))
-    protocol.done(1)
+    protocol.answer(1, taken=True)
     refuses(protocol, offer(number), f"offer {number} after 1")
     protocol.receive(offer(2))
 
@@ -271,7 +276,7 @@ def test_no_more_offers_are_open_than_either_end_has_said(own, peer):
     refuses(
         receiver, offer(number, granted=100, seen=100), f"offer {number} after {number - 1}, with {number - 1} open"
     )
-    sender.receive(memoryview(receiver.done(1)))
+    sender.receive(memoryview(receiver.answer(1, taken=True)))
     assert sender.may_offer
 
 
@@ -286,6 +291,68 @@ def test_done_answers_an_open_offer_once():
     refuses(protocol, frame(DONE, number), "DONE for offer 1, which is not open")
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_an_answer_says_whether_the_message_was_taken(taken):
+    receiver, sender = end(), end()
+    number, data = sender.offer(RemoteMemory(0, 5000, 0))
+    receiver.receive(memoryview(data))
+    sender.receive(memoryview(receiver.close()))
+    answer = receiver.answer(number, taken=taken)
+    assert answer[0] == (DONE if taken else DROPPED)
+    assert sender.receive(memoryview(answer)).kind is (Kind.DONE if taken else Kind.DROPPED)
+    assert sender.offered == set()
+
+
+@pytest.mark.parametrize("why", ["close", "withdrawal"])
+def test_only_a_peer_that_closes_or_was_asked_to_drops_a_message(why):
+    protocol = end()
+    number, _ = protocol.offer(RemoteMemory(0, 5000, 0))
+    refuses(protocol, frame(DROPPED, number), "DROPPED for offer 1 before CLOSE, and it was not withdrawn")
+    refuses(protocol, frame(DROPPED, 2), "DROPPED for offer 2, which is not open")
+    if why == "close":
+        protocol.receive(frame(CLOSE))
+    else:
+        protocol.withdraw(number)
+    assert protocol.receive(frame(DROPPED, number)).kind is Kind.DROPPED
+    refuses(protocol, frame(DROPPED, number), "DROPPED for offer 1, which is not open")
+    refuses(protocol, frame(DONE, number), "DONE for offer 1, which is not open")
+
+
+def test_a_withdrawal_is_about_one_offer_only():
+    """Numbers come again after 2**32 offers."""
+    protocol = end()
+    for number in (1, 2):
+        protocol.offer(RemoteMemory(0, 5000, 0))
+        protocol.withdraw(number)
+        protocol.receive(frame(DONE, number))
+    protocol._last_offer = TURN - 1
+    assert protocol.offer(RemoteMemory(0, 5000, 0))[0] == 1
+    refuses(protocol, frame(DROPPED, 1), "it was not withdrawn")
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_an_end_that_does_not_know_dropped_gets_done(taken):
+    protocol = end(peer=OLDER)
+    protocol.receive(offer(1))
+    assert protocol.answer(1, taken=taken)[0] == DONE
+
+
+def test_done_of_an_end_that_does_not_know_dropped_says_nothing_after_close():
+    protocol = end(peer=OLDER)
+    for _ in range(2):
+        protocol.offer(RemoteMemory(0, 5000, 0))
+    assert protocol.receive(frame(DONE, 1)).kind is Kind.DONE
+    protocol.receive(frame(CLOSE))
+    assert protocol.receive(frame(DONE, 2)).kind is Kind.DROPPED
+
+
+def test_done_of_an_end_that_knows_dropped_says_the_same_after_close():
+    protocol = end()
+    protocol.offer(RemoteMemory(0, 5000, 0))
+    protocol.receive(frame(CLOSE))
+    assert protocol.receive(frame(DONE, 1)).kind is Kind.DONE
+
+
 def test_offers_may_be_answered_in_any_order():
     protocol = end()
     numbers = [protocol.offer(RemoteMemory(0, 5000, 0))[0] for _ in range(2)]
@@ -297,7 +364,7 @@ def test_offers_may_be_answered_in_any_order():
 def test_a_withdrawal_may_cross_the_answer():
     protocol = end()
     protocol.receive(offer(1))
-    protocol.done(1)
+    protocol.answer(1, taken=True)
     assert not protocol.is_open(1)
     assert protocol.receive(frame(WITHDRAW, 1)).number == 1
     protocol.receive(offer(2))
@@ -415,7 +482,7 @@ def test_all_numbers_count_beyond_2_to_the_32():
         number, data = client.offer(RemoteMemory(0, 5000, 0))
         numbers.append(server.receive(memoryview(data)).number)
         server.take()
-        client.receive(memoryview(server.done(number)))
+        client.receive(memoryview(server.answer(number, taken=True)))
         server.receive(memoryview(client.message(0)))
         server.receive(memoryview(client.message(0)))
         take(server, 2)
@@ -454,8 +521,9 @@ def test_too_much_is_refused_beyond_2_to_the_32():
 
 def test_an_end_does_not_break_the_rules_itself():
     """A mistake in connection.py shows here and not at the peer."""
-    closed, full = end(), end()
+    closed, full, withdrawn = end(), end(), end()
     closed.close()
+    withdrawn.withdraw(withdrawn.offer(RemoteMemory(0, 5000, 0))[0])
     for _ in range(SLOTS):
         full.message(0)
     for act in (
@@ -464,11 +532,12 @@ def test_an_end_does_not_break_the_rules_itself():
         lambda: full.message(0),
         lambda: full.offer(RemoteMemory(0, 5000, 0)),
         lambda: end().withdraw(1),
+        lambda: withdrawn.withdraw(1),
     ):
         with pytest.raises(AssertionError):
             act()
     with pytest.raises(KeyError):
-        end().done(1)
+        end().answer(1, taken=True)
 
 
 # ---- two ends under a random scheduler ----
@@ -495,6 +564,11 @@ class End:
         self.sent: list[int] = []
         self.got: list[int] = []
         self.closed = False
+        #: Offers that the peer has withdrawn.
+        self.unwanted: set[int] = set()
+        #: The answers of this end, and those that have come.
+        self.answers: list[tuple[int, Kind]] = []
+        self.answered: list[tuple[int, Kind]] = []
 
     def moves(self, other: End) -> list:
         """What can happen next at this end."""
@@ -552,8 +626,10 @@ class End:
 
     def answer(self, other: End) -> None:
         number = self.reading.pop(self.rng.randrange(len(self.reading)))
+        taken = not (self.closed or number in self.unwanted) or self.rng.random() < 0.5
+        self.answers.append((number, Kind.DONE if taken else Kind.DROPPED))
         self.protocol.take()
-        self.way.append(self.protocol.done(number))
+        self.way.append(self.protocol.answer(number, taken=taken))
         self.grant()
 
     def grant(self) -> None:
@@ -570,6 +646,10 @@ class End:
             self.inbox.append((Kind.OFFER, received.number))
         elif received.kind is Kind.START:
             self.way += [self.protocol.start()] * (not self.closed and self.answers_start)
+        elif received.kind is Kind.WITHDRAW:
+            self.unwanted.add(received.number)
+        elif received.kind in (Kind.DONE, Kind.DROPPED):
+            self.answered.append((received.number, received.kind))
 
     answers_start = False
 
@@ -605,6 +685,7 @@ def converse(rng: random.Random, quota: int) -> None:
     for one, two in ((client, server), (server, client)):
         assert one.closed and one.to_send == 0, f"an end waits for ever: {vars(one.protocol)}"
         assert sorted(one.got) == sorted(two.sent)
+        assert one.answered == two.answers
         assert not one.protocol.offered
 
 
@@ -631,7 +712,7 @@ def test_all_control_frames_but_start_can_be_on_their_way_at_once():
     for data in sent:
         number = two.receive(memoryview(data)).number
         two.take()
-        one.receive(memoryview(two.done(number)))
+        one.receive(memoryview(two.answer(number, taken=True)))
     for _ in range(OFFERS):
         one.offer(RemoteMemory(0, 5000, 0))
     waiting += [one.withdraw(number) for number in sorted(one.offered)]
@@ -639,7 +720,7 @@ def test_all_control_frames_but_start_can_be_on_their_way_at_once():
         _, data = two.offer(RemoteMemory(0, 5000, 0))
         number = one.receive(memoryview(data)).number
         one.take()
-        waiting.append(one.done(number))
+        waiting.append(one.answer(number, taken=True))
     waiting += [one.grant(), one.close()]
     assert len(waiting) == Protocol.control_frames(OFFERS, OFFERS) - len(on_the_way)
 
@@ -667,7 +748,7 @@ def mutate(data: bytes, rng: random.Random) -> list[bytes]:
         values = (0, 1, old + 1, old - 1, old + SLOTS, (1 << 8 * size) - 1, 1 << 31, rng.getrandbits(8 * size))
         changed[start : start + size] = (rng.choice(values) % (1 << 8 * size)).to_bytes(size, "big")
     elif choice == 5:
-        changed[0] = rng.randrange(9)
+        changed[0] = rng.randrange(10)
     elif choice == 6:
         return []
     elif choice == 7:

@@ -52,7 +52,7 @@ def test_private_data():
     places = fields("Private data")
     assert {name: number(data, place) for name, place in places.items() if place[0] and name != "zero"} == {
         "version": 1,
-        "bits": 1,
+        "bits": 3,
         "slots": 11,
         "offers": 12,
         "slot size": 1300,
