@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <ifaddrs.h>
+#include <inttypes.h>
 #include <linux/inet_diag.h>
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
@@ -18,14 +19,39 @@
 #define ESTABLISHED 1 /* TCP_ESTABLISHED of the kernel, as both report it */
 /* The kernel answers within the call. */
 #define ANSWER_S 1
+/* As long as nobody has changed it. */
+#define OVERFLOW_UID 65534
 
 enum answer { UNKNOWN, TRUSTED, OTHER };
+
+/* In a user namespace, the kernel gives all users that it has no number for the same one: the overflow uid. */
+static bool stands_for_others(uint32_t uid)
+{
+    uint32_t overflow = OVERFLOW_UID, size;
+    uint64_t numbers = 0;
+
+    FILE *file = fopen("/proc/sys/kernel/overflowuid", "re");
+    if (file != NULL) {
+        if (fscanf(file, "%" SCNu32, &overflow) != 1)
+            overflow = OVERFLOW_UID;
+        fclose(file);
+    }
+    if (uid != overflow)
+        return false;
+    /* Outside of all namespaces everybody has a number. */
+    file = fopen("/proc/self/uid_map", "re");
+    while (file != NULL && fscanf(file, "%*u %*u %" SCNu32, &size) == 1)
+        numbers += size;
+    if (file != NULL)
+        fclose(file);
+    return numbers < UINT32_MAX;
+}
 
 static enum answer judge(uint32_t uid, uint64_t inode)
 {
     if (inode == 0)
         return UNKNOWN;
-    return uid == 0 || uid == geteuid() ? TRUSTED : OTHER;
+    return uid == 0 || (uid == geteuid() && !stands_for_others(uid)) ? TRUSTED : OTHER;
 }
 
 static void put_address(const struct sockaddr_storage *address, __be16 *port, __be32 out[4])

@@ -1,8 +1,12 @@
 /* Whom system/linux/owner.c trusts: of IPv4, then of IPv6, root's socket, another user's, one of root's that was closed, one
    that its program has not accepted. Then another host. The argument "table" stands for a kernel without sock_diag,
-   "nothing" for one without /proc too. */
+   "nothing" for one without /proc too. "namespaces" tells whom user 1234 trusts from a user namespace without numbers, and from one
+   where this user is root: a socket of the same user, and one of another. "-" if the system allows no namespaces. */
 
 #include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/prctl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -31,7 +35,21 @@ void socket_discard(int handle) { close(handle); }
 bool trace_on;
 void trace_line(const char *format, ...) { (void)format; }
 
-static bool judged(int family, unsigned uid, bool closed)
+enum space { NONE, UNMAPPED, MAPPED };
+
+/* User 1234 in a user namespace. */
+static void enter(enum space space)
+{
+    if (setuid(1234) != 0 || prctl(PR_SET_DUMPABLE, 1) != 0)
+        _exit(2);
+    if (unshare(CLONE_NEWUSER) != 0)
+        _exit('-');
+    int map = space == MAPPED ? open("/proc/self/uid_map", O_WRONLY) : -1;
+    if (space == MAPPED && write(map, "0 1234 1", 8) != 8)
+        _exit('-');
+}
+
+static bool judged(int family, unsigned uid, bool closed, enum space space)
 {
     struct sockaddr_storage own = {.ss_family = (sa_family_t)family}, peer;
     socklen_t size = sizeof own, peer_size = sizeof peer;
@@ -59,6 +77,8 @@ static bool judged(int family, unsigned uid, bool closed)
             _exit(2);
         _exit(0);
     }
+    if (space != NONE)
+        enter(space);
     int taken = accept(listening, (struct sockaddr *)&peer, &peer_size);
     if (closed && read(taken, &peer_size, 1) != 0)
         _exit(2);
@@ -90,14 +110,31 @@ static bool judged_early(int family)
     return trusted;
 }
 
+/* In a process of its own, which does not come back from the namespace. */
+static char judged_from(enum space space, unsigned uid)
+{
+    int status;
+    pid_t judge = fork();
+
+    if (judge == 0)
+        _exit(judged(AF_INET, uid, false, space) ? '1' : '0');
+    waitpid(judge, &status, 0);
+    return WIFEXITED(status) ? (char)WEXITSTATUS(status) : '?';
+}
+
 int main(int count, char **words)
 {
+    if (count > 1 && strcmp(words[1], "namespaces") == 0) {
+        printf("%c %c %c %c\n", judged_from(UNMAPPED, 1234), judged_from(UNMAPPED, 4321), judged_from(MAPPED, 1234),
+               judged_from(MAPPED, 4321));
+        return 0;
+    }
     no_netlink = count > 1 && strcmp(words[1], "kernel") != 0;
     no_table = count > 1 && strcmp(words[1], "nothing") == 0;
     for (int i = 0; i < 2; i++) {
         int family = i == 0 ? AF_INET : AF_INET6;
-        printf("%d %d %d %d ", judged(family, 0, false), judged(family, 65534, false), judged(family, 0, true),
-               judged_early(family));
+        printf("%d %d %d %d ", judged(family, 0, false, NONE), judged(family, 65534, false, NONE),
+               judged(family, 0, true, NONE), judged_early(family));
     }
     struct sockaddr_storage own = {.ss_family = AF_INET}, away = {.ss_family = AF_INET};
     ((struct sockaddr_in *)&away)->sin_addr.s_addr = htonl(0xC6336402); /* 198.51.100.2 */
