@@ -73,6 +73,7 @@ struct cm_id {
     struct connector *connector;
     uint32_t qp_number; /* of the connection's queue pair */
     uint32_t inbound, outbound; /* read limits: the peer's until accepted, then what both agreed on */
+    uint8_t service_type; /* of the connections that it begins or lets in */
     uint8_t ack_timeout; /* TCP has its own; programs are told this one */
     struct timer timer; /* until TIMEWAIT_EXIT; holds a reference while set */
 

@@ -3,6 +3,7 @@
 #include "address.h"
 #include "face.h"
 #include "trace.h"
+#include "watch.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -264,7 +265,9 @@ static int begin(struct cm_id *id, struct soft_qp *qp, const struct rdma_conn_pa
     pthread_mutex_lock(&id->lock);
     id->connector = connector;
     id->qp_number = qp->ibv.qp_num;
+    uint8_t service_type = id->service_type;
     pthread_mutex_unlock(&id->lock);
+    connector_set_service_type(connector, service_type);
     struct connection_arguments arguments = request->arguments;
     arguments.insists = true;
     set_patience(engine_qp, parameters);
@@ -377,6 +380,7 @@ static int listen_on(struct cm_id *id, int which)
     }
     /* For a socket that was bound to any port: the next listener on this port need not wait for TCP's timeouts. */
     setsockopt(handle, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    socket_set_service_type(handle, id->service_type);
     nd_status status = listener_create(adapter_of(context), handle, request_arrived, id, &listener);
     if (status != ND_SUCCESS)
         return soft_errno(status);

@@ -327,13 +327,31 @@ EXPORT int rdma_destroy_id(struct rdma_cm_id *rdma)
 
 /* ---- Options and small calls ---- */
 
+/* A listener's connections get it with their first packet, so it is too late once it listens. */
+static int set_service_type(struct cm_id *id, uint8_t value)
+{
+    pthread_mutex_lock(&id->lock);
+    bool valid = id->state != CM_LISTENING;
+    if (valid)
+        id->service_type = value;
+    pthread_mutex_unlock(&id->lock);
+    struct connector *connector = valid ? cm_connector_hold(id) : NULL;
+    if (connector != NULL) {
+        valid = connector_set_service_type(connector, value);
+        cm_connector_drop(connector);
+    }
+    return valid ? 0 : EINVAL;
+}
+
 static int set_own_option(struct cm_id *id, int name, const void *value, size_t size)
 {
     int number = 0;
 
     switch (name) {
     case RDMA_OPTION_ID_TOS:
-        return size == sizeof(uint8_t) ? 0 : EINVAL; /* TCP has its own */
+        if (!cm_is_connected_type(id))
+            return ENOSYS;
+        return size == sizeof(uint8_t) ? set_service_type(id, *(const uint8_t *)value) : EINVAL;
     case RDMA_OPTION_ID_ACK_TIMEOUT:
         if (size != sizeof(uint8_t) || *(const uint8_t *)value > CM_MAX_ACK_TIMEOUT || !cm_is_connected_type(id))
             return EINVAL;

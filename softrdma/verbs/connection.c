@@ -54,6 +54,7 @@ struct connector {
     struct connector_offer offer;
     uint8_t private_data[MPA_MAX_PRIVATE_DATA];
     unsigned insists; /* how often it still tries again */
+    uint8_t service_type; /* 0: what the socket has */
 };
 
 struct listener {
@@ -165,8 +166,11 @@ struct object *connector_object(struct connector *connector)
     return &connector->object;
 }
 
+/* Under the lock. */
 static void make_stream(struct connector *connector, socket_handle handle, struct stream **out)
 {
+    if (connector->service_type != 0)
+        socket_set_service_type(handle, connector->service_type);
     struct stream *stream = stream_create(connector->object.adapter, handle);
 
     if (stream != NULL && !socket_address(handle, &stream->local))
@@ -465,6 +469,26 @@ bool connector_is_established(struct connector *connector)
     bool established = connector->state == ESTABLISHED;
     pthread_mutex_unlock(&connector->lock);
     return established;
+}
+
+bool connector_set_service_type(struct connector *connector, uint8_t value)
+{
+    bool set = true;
+
+    pthread_mutex_lock(&connector->lock);
+    connector->service_type = value;
+    struct stream *stream = connector->stream;
+    if (stream != NULL)
+        stream_hold(stream);
+    pthread_mutex_unlock(&connector->lock);
+    if (stream == NULL)
+        return set;
+    stream_lock(stream);
+    if (stream->open)
+        set = socket_set_service_type(stream->socket.handle, value);
+    stream_unlock(stream);
+    stream_drop(stream);
+    return set;
 }
 
 struct sockaddr_storage connector_local(struct connector *connector)

@@ -62,6 +62,8 @@ nd_status connector_reject(struct connector *connector, const void *private_data
 nd_status connector_disconnect(struct connector *connector);
 void connector_offer(struct connector *connector, struct connector_offer *out);
 bool connector_is_established(struct connector *connector);
+/* The type of service of its connection, whatever state that is in. False: the system refuses it. */
+bool connector_set_service_type(struct connector *connector, uint8_t value);
 /* The local address while connecting and after. */
 struct sockaddr_storage connector_local(struct connector *connector);
 

@@ -19,6 +19,7 @@ def test_a_message_without_a_receive_waits_as_long_as_rnr_retry_says():
         pytest.param("tails", id="structures of newer headers are zeroed to their end"),
         pytest.param("gids", id="a table of GIDs that does not fit is refused"),
         pytest.param("rights", id="peers may change only what its owner may change"),
+        pytest.param("service", id="the type of service of an identifier is that of its TCP connection"),
         pytest.param("timeout", id="the ACK timeout of an identifier is told"),
     ],
 )

@@ -191,6 +191,13 @@ socket_handle socket_for_connecting(const struct sockaddr_storage *own, nd_statu
     return socket_bound(own, false, status);
 }
 
+bool socket_set_service_type(socket_handle handle, uint8_t value)
+{
+    (void)of(handle);
+    (void)value;
+    return true;
+}
+
 bool socket_address(socket_handle handle, struct sockaddr_storage *out)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)(FIRST_PORT + handle)),

@@ -125,6 +125,17 @@ socket_handle socket_for_connecting(const struct sockaddr_storage *own, nd_statu
     return bound(own, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, status);
 }
 
+bool socket_set_service_type(socket_handle handle, uint8_t value)
+{
+    struct sockaddr_storage own;
+    int number = value;
+
+    if (!socket_address(handle, &own))
+        return false;
+    bool large = own.ss_family == AF_INET6;
+    return setsockopt(handle, large ? IPPROTO_IPV6 : IPPROTO_IP, large ? IPV6_TCLASS : IP_TOS, &number, sizeof number) == 0;
+}
+
 bool socket_address(socket_handle handle, struct sockaddr_storage *out)
 {
     socklen_t length = sizeof *out;

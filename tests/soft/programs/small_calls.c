@@ -1,8 +1,11 @@
 /* Calls of verbs and of the connection manager whose small print programs rely on.
 
-   small_calls windows|depth|domains|tails|gids|rights|timeout */
+   small_calls windows|depth|domains|tails|gids|rights|timeout|service */
 
 #include "ends.h"
+
+#include <netinet/in.h>
+#include <stdbool.h>
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
@@ -234,13 +237,105 @@ static void timeout(void)
     close_manager(&manager);
 }
 
+static in_port_t port_of(const struct sockaddr_storage *address)
+{
+    return address->ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)address)->sin6_port
+                                          : ((const struct sockaddr_in *)address)->sin_port;
+}
+
+/* The service type of the TCP socket of a connection, which this process has. */
+static int service_type(struct rdma_cm_id *id)
+{
+    for (int fd = 0; fd < 1024; fd++) {
+        struct sockaddr_storage own, peer;
+        socklen_t own_size = sizeof own, peer_size = sizeof peer;
+        int value = 0;
+        socklen_t size = sizeof value;
+        if (getsockname(fd, (struct sockaddr *)&own, &own_size) != 0 ||
+            getpeername(fd, (struct sockaddr *)&peer, &peer_size) != 0 || port_of(&own) != rdma_get_src_port(id) ||
+            port_of(&peer) != rdma_get_dst_port(id))
+            continue;
+        bool large = own.ss_family == AF_INET6;
+        EXPECT(getsockopt(fd, large ? IPPROTO_IPV6 : IPPROTO_IP, large ? IPV6_TCLASS : IP_TOS, &value, &size) == 0);
+        return value;
+    }
+    FAIL("this process has no socket of the connection");
+    return -1;
+}
+
+static int set_service_type(struct rdma_cm_id *id, uint8_t value)
+{
+    return rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &value, sizeof value);
+}
+
+/* What is asked of a listener is for its connections, from their first packet on. */
+static void service_between(struct sockaddr *address)
+{
+    struct rdma_conn_param parameters = {.rnr_retry_count = 7};
+    struct rdma_event_channel *events = rdma_create_event_channel();
+    struct rdma_cm_id *listener;
+    struct end ends[2];
+
+    EXPECT(events != NULL && rdma_create_id(events, &listener, NULL, RDMA_PS_TCP) == 0);
+    EXPECT(rdma_bind_addr(listener, address) == 0);
+    EXPECT(set_service_type(listener, 0x20) == 0);
+    EXPECT(rdma_listen(listener, 4) == 0);
+    EXPECT(set_service_type(listener, 0x40) != 0 && errno == EINVAL);
+    EXPECT(rdma_create_id(events, &ends[0].id, NULL, RDMA_PS_TCP) == 0);
+    EXPECT(set_service_type(ends[0].id, 0xb8) == 0);
+    EXPECT(rdma_resolve_addr(ends[0].id, NULL, rdma_get_local_addr(listener), DEADLINE_MS) == 0);
+    expect_event(events, RDMA_CM_EVENT_ADDR_RESOLVED);
+    EXPECT(rdma_resolve_route(ends[0].id, DEADLINE_MS) == 0);
+    expect_event(events, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    give_queue_pair(&ends[0], 4);
+    EXPECT(rdma_connect(ends[0].id, &parameters) == 0);
+    ends[1].id = expect_event(events, RDMA_CM_EVENT_CONNECT_REQUEST);
+    give_queue_pair(&ends[1], 4);
+    EXPECT(rdma_accept(ends[1].id, &parameters) == 0);
+    expect_event(events, RDMA_CM_EVENT_ESTABLISHED);
+    expect_event(events, RDMA_CM_EVENT_ESTABLISHED);
+    EXPECT(service_type(ends[0].id) == 0xb8);
+    EXPECT(service_type(ends[1].id) == 0x20);
+    for (int i = 0; i < 2; i++) {
+        EXPECT(set_service_type(ends[i].id, (uint8_t)(0x48 + 4 * i)) == 0);
+        EXPECT(service_type(ends[i].id) == 0x48 + 4 * i);
+    }
+    for (int i = 0; i < 2; i++)
+        close_end(&ends[i]);
+    EXPECT(rdma_destroy_id(listener) == 0);
+    rdma_destroy_event_channel(events);
+}
+
+/* RDMA_OPTION_ID_TOS is that of the TCP connection. */
+static void service(void)
+{
+    struct sockaddr_in small = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in6 large = {.sin6_family = AF_INET6, .sin6_addr = in6addr_loopback};
+    struct rdma_event_channel *events = rdma_create_event_channel();
+    struct rdma_cm_id *id;
+    uint16_t value = 0;
+    int probe = socket(AF_INET6, SOCK_STREAM, 0);
+
+    EXPECT(events != NULL && rdma_create_id(events, &id, NULL, RDMA_PS_TCP) == 0);
+    EXPECT(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &value, sizeof value) != 0 && errno == EINVAL);
+    EXPECT(rdma_destroy_id(id) == 0 && rdma_create_id(events, &id, NULL, RDMA_PS_UDP) == 0);
+    EXPECT(set_service_type(id, 0x20) != 0 && errno == ENOSYS);
+    EXPECT(rdma_destroy_id(id) == 0);
+    rdma_destroy_event_channel(events);
+    service_between((struct sockaddr *)&small);
+    if (bind(probe, (struct sockaddr *)&large, sizeof large) == 0)
+        service_between((struct sockaddr *)&large);
+    close(probe);
+}
+
 int main(int count, char **words)
 {
     static const struct {
         const char *name;
         void (*run)(void);
     } parts[] = {{"windows", windows}, {"depth", depth},   {"domains", domains}, {"tails", tails},
-                 {"gids", gids},   {"rights", rights}, {"timeout", timeout}};
+                 {"gids", gids},   {"rights", rights}, {"timeout", timeout},
+                 {"service", service}};
 
     EXPECT(count == 2);
     context = open_device();
