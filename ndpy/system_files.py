@@ -35,7 +35,7 @@ def path(first: str, *more: str) -> Path:
 
 def shown(place: Path) -> str:
     """The path as users know it, of a place that path() returned."""
-    return f"/{place.relative_to(_root)}"
+    return f"/{place.relative_to(_root).as_posix()}"
 
 
 def read(place: Path) -> str:

@@ -3,7 +3,7 @@
 #
 # Three rows of parts run side by side. Programs under Wine and tests without a VM wait more than they compute.
 #
-#   the first row    on this machine the tests on soft0, then tests/unit and tests/wheels; then, in VMs, those that need an adapter
+#   the first row    on this machine the tests on soft0, then tests/unit, tests/machines and tests/wheels; then, in VMs, those that need an adapter
 #                    on rxe0, and two hosts with siw
 #   wine             rig/test-softnd.sh and rig/test-windows.sh; then, in a VM, the tests on siw0; with NDPY_STRESS=1
 #                    rig/test-aarch64.sh too
@@ -176,7 +176,7 @@ ten_faults() {
 }
 without_an_adapter() {
     begin "tests without an adapter"
-    $python -m pytest tests/unit tests/wheels --ignore $vm_tests --junitxml $results/unit.xml ${ARGS:-}
+    $python -m pytest tests/unit tests/machines tests/wheels --ignore $vm_tests --junitxml $results/unit.xml ${ARGS:-}
 }
 on_rxe() {
     name_installed

@@ -1,0 +1,242 @@
+"""Examines the machines of this folder with ndpy, and prints what it finds, as JSON or into the files of expectations.
+
+python examine.py --write [NAME…] writes NAME.expected. README.md says how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+from machine import Machine, all_machines
+
+import ndpy
+from ndpy import addresses, platforms, system_files
+from ndpy.doctor import findings, linux, linux_link, linux_system
+from ndpy.info import AdapterInfo
+from ndpy.verbs import adapter_info, native_calls
+
+UNIT = Path(__file__).parent.parent / "unit"
+# They tell of the libraries of the machine where the tests run.
+_OF_THIS_MACHINE = ("libibverbs", "librdmacm", "symbols", "soft0", "fork")
+_MOST_GIDS = 12
+# The exit status if there is an obstacle.
+CANNOT = 77
+
+
+def obstacle() -> str:
+    """What this needs and does not have here. "" if it can run."""
+    if os.geteuid():
+        return "making network namespaces needs root"
+    absent = [tool for tool in ("gcc", "objcopy", "ip") if not shutil.which(tool)]
+    if absent or not Path("/usr/include/rdma/rdma_cma.h").exists():
+        return "this needs gcc, objcopy, ip, libibverbs-dev and librdmacm-dev"
+    tried = subprocess.run(
+        ["unshare", "-n", "ip", "link", "add", "name", "x0", "type", "veth", "peer", "name", "x1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return tried.stderr.strip() and f"network namespaces with veth interfaces: {tried.stderr.strip()}"
+
+
+def build(folder: Path) -> Path:
+    """Build the library of devices."""
+    names = ("get_device_list", "open_device", "query_device", "query_port", "query_port_speed", "create_qp")
+    renamed = [f"--redefine-sym=ibv_{name}=one_{name}" for name in names]
+    renamed.append("--redefine-sym=_ibv_query_gid_table=one_query_gid_table")
+    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", f"-I{UNIT}"]
+    objects = []
+    for part in ("verbs", "points", "queues", "connections", "xrc"):
+        objects.append(folder / f"{part}.o")
+        subprocess.run(["gcc", *flags, "-c", "-o", objects[-1], UNIT / f"fake_{part}.c"], check=True, timeout=60)
+        subprocess.run(["objcopy", *renamed, objects[-1]], check=True, timeout=60)
+    path = folder / "devices.so"
+    own = Path(__file__).with_name("devices.c")
+    libraries = ["-Wl,--no-as-needed", "-libverbs", "-lrdmacm"]
+    subprocess.run(["gcc", *flags, "-shared", "-o", path, own, *objects, *libraries], check=True, timeout=60)
+    return path
+
+
+# ---- what is examined ----
+
+
+def devices() -> Iterator[str]:
+    """What `ndpy devices -v` shows of each adapter."""
+    try:
+        infos = ndpy.list_adapters()
+    except (ndpy.NdpyError, OSError) as error:
+        yield f"none: {error}"
+        return
+    for info in infos:
+        node = "no NUMA node" if info.numa_node is None else f"NUMA node {info.numa_node}"
+        yield f"{info.name}: {info.transport}, {info.driver}, firmware {info.firmware or '-'}, {node}"
+        yield f"    {info.state}, MTU {info.mtu}, {info.netdev or 'no interface'}, {', '.join(info.addresses) or 'no address'}"
+        for port in info.ports:
+            speed = "" if port.speed_gbps is None else f", {port.speed_gbps:g} Gbit/s"
+            yield f"    port {port.number}: {port.state}, {port.link_layer}, MTU {port.mtu} of {port.max_mtu}, LID {port.lid}{speed}"
+            for interface in getattr(port, "interfaces", ()):
+                tag = f" {interface.vlan}" if interface.vlan else ""
+                on = f" on {interface.parent}" if interface.parent else ""
+                own = ", ".join(interface.addresses) or "no address"
+                yield f"        {interface.name}: {interface.kind}{tag}{on}, {own}"
+            for gid in port.gids[:_MOST_GIDS]:
+                at = f", {gid.netdev}" if getattr(gid, "netdev", None) else ""
+                yield f"        GID {gid.index}: {gid.address}, {gid.type}{at}"
+            if len(port.gids) > _MOST_GIDS:
+                yield f"        and {len(port.gids) - _MOST_GIDS} more GIDs"
+
+
+def doctor() -> Iterator[str]:
+    """The verdicts, and what is said and advised where it is not PASS."""
+    found = [finding for finding in linux.diagnose() if finding.check not in _OF_THIS_MACHINE]
+    for finding in found:
+        yield f"{finding.verdict.value} {finding.check}"
+        if finding.remedy:
+            yield f"    {finding.message}"
+            yield f"    remedy: {finding.remedy}"
+    yield f"exit status {int(any(finding.verdict is findings.Verdict.FAIL for finding in found))}"
+
+
+def opened(names: list[str | None]) -> Iterator[str]:
+    """What open_adapter() opens by each name, and where it then listens by itself."""
+    for name in names:
+        try:
+            info = platforms.find(name)
+        except (ndpy.NdpyError, OSError) as error:
+            yield f"{name or '-'}: {type(error).__name__}"
+            continue
+        yield f"{name or '-'}: {info.name} port {getattr(info, 'port', 1)}, {info.netdev or 'no interface'}, {info.state}"
+
+
+def listened(infos: list[AdapterInfo]) -> Iterator[str]:
+    """Where listen(("", PORT)) binds."""
+    for info in infos:
+        yield f"{info.name}: {addresses.listening_address(info.addresses, ('', 1))[0]}"
+
+
+def examine(machine: Machine) -> str:
+    """All that is found on the machine that was put in place of this one."""
+    names: list[str | None] = [None, *machine.devices]
+    for name, device in machine.devices.items():
+        if len(device.all("port")) > 1:
+            names += [f"{name}:{port.words[1]}" for port in device.all("port")]
+    names += machine.interfaces
+    names += [
+        item.words[1].partition("/")[0]
+        for interface in machine.interfaces.values()
+        for item in interface.all("address")
+        if not item.words[1].startswith("fe80")
+    ]
+    try:
+        infos = ndpy.list_adapters()
+    except (ndpy.NdpyError, OSError):
+        infos = []
+    parts = {
+        "devices": devices(),
+        "doctor": doctor(),
+        "open_adapter": opened(names),
+        "listen": listened(infos),
+    }
+    lines = []
+    for part, found in parts.items():
+        if part in machine.unsettled:
+            continue
+        lines.append(f"== {part}")
+        lines += _settled(machine, part, found)
+    return "\n".join(lines) + "\n"
+
+
+def _settled(machine: Machine, part: str, lines: Iterator[str]) -> Iterator[str]:
+    """Leave out the rows that the description marks, with those indented below them."""
+    marks = [mark[len(part) + 1 :] for mark in machine.unsettled if mark.startswith(f"{part} ")]
+    depth: int | None = None
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if depth is not None and indent > depth:
+            continue
+        depth = indent if any(line.strip().startswith(mark) for mark in marks) else None
+        if depth is None:
+            yield line
+
+
+# ---- in place of this machine ----
+
+
+def _examine_here(
+    check: str, module: str, function: str, *arguments: str, limit_s: float = 0
+) -> list[findings.Finding]:
+    """In place of examine_apart(): a process of its own would see this machine."""
+    del limit_s
+    return findings.examine(check, getattr(sys.modules[module], function), *arguments)
+
+
+def _refuse(machine: Machine, root: Path) -> object:
+    opens = system_files.refusal
+
+    def refusal(place: Path) -> OSError | None:
+        number = machine.refused.get(f"/{place.relative_to(root)}")
+        return opens(place) if number is None else OSError(number, os.strerror(number))
+
+    return refusal
+
+
+def on(machine: Machine, library: ctypes.CDLL, libc: ctypes.CDLL, root: Path) -> str:
+    """Put the machine in place of this one, and examine it."""
+    machine.write_files(root)
+    machine.give_devices(library)
+    machine.enter_namespace(libc)
+    adapter_info._probed.clear()
+    refusal = _refuse(machine, root)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(system_files.below(root))
+        for module, name, value in (
+            (linux, "examine_apart", _examine_here),
+            (linux, "examine_softverbs", list),
+            (linux_system, "refusal", refusal),
+            (linux_link, "pause_frames", lambda netdev: None),
+            (linux_link, "flow_control", lambda netdev: None),
+        ):
+            stack.enter_context(mock.patch.object(module, name, value))
+        return examine(machine).replace(str(root), "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the machines, without .machine; all by default")
+    parser.add_argument("--write", action="store_true", help="write what is found into NAME.expected")
+    arguments = parser.parse_args()
+    if why := obstacle():
+        print(why, file=sys.stderr)
+        sys.exit(CANNOT)
+    paths = [path for path in all_machines() if not arguments.names or path.stem in arguments.names]
+    libc = ctypes.CDLL(None, use_errno=True)
+    answers = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(build(Path(folder)))
+        os.environ["NDPY_LIBIBVERBS"] = os.environ["NDPY_LIBRDMACM"] = path
+        os.environ.pop("NDPY_ADAPTER", None)
+        native_calls.load()
+        library = ctypes.CDLL(path)
+        for described in paths:
+            root = Path(folder) / described.stem
+            answers[described.stem] = on(Machine(described), library, libc, root)
+    if arguments.write:
+        for described in paths:
+            described.with_suffix(".expected").write_text(answers[described.stem], encoding="utf-8")
+    else:
+        json.dump(answers, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
