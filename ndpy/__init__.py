@@ -60,7 +60,7 @@ from ndpy.errors import PermissionError as PermissionError
 from ndpy.errors import TimeoutError as TimeoutError
 from ndpy.events import AdapterEvent, EventKind, EventStream
 from ndpy.flags import Access, Capability, CompletionDetails, Flags, FlushKind, Notify, Operation, Status
-from ndpy.info import AdapterInfo, Gid, PathInfo, PortInfo
+from ndpy.info import AdapterInfo, Gid, NetworkInterface, PathInfo, PortInfo
 from ndpy.listener import Listener
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
 from ndpy.multicast_group import MulticastGroup
@@ -167,6 +167,7 @@ __all__ = [
     "MemoryWindow",
     "MulticastGroup",
     "NdpyError",
+    "NetworkInterface",
     "NotConnectedError",
     "Notify",
     "Operation",

@@ -69,6 +69,11 @@ _MADE_ELSEWHERE = {
     QueuePairType.XRC_RECV: "XrcDomain.create_receiver()",
 }
 
+_SERVICES = {
+    QueuePairType.RC: Capability.RELIABLE_CONNECTIONS,
+    QueuePairType.UC: Capability.UNRELIABLE_CONNECTIONS,
+}
+
 _open_adapters: SharedWeakSet[Adapter] = SharedWeakSet()
 
 # How long close() waits for its turn to collect garbage.
@@ -505,7 +510,7 @@ class Adapter(_core.Adapter, Resource):
             raise TypeError(f"type is a QueuePairType, such as QueuePairType.UC, not {type!r:.80}")
         if type in _MADE_ELSEWHERE:
             raise ValueError(f"{_MADE_ELSEWHERE[type]} makes queue pairs of type {type.name}")
-        if type is not QueuePairType.RC and Capability.UNRELIABLE_CONNECTIONS not in info.capabilities:
+        if _SERVICES[type] not in info.capabilities:
             raise errors.UnsupportedError(
                 f"{info.name} has no queue pairs of type {type.name}", operation="create queue pair"
             )

@@ -39,6 +39,7 @@ class Capability(enum.Flag):
         ATOMICS: compare_and_swap() and fetch_and_add() work, and regions take Access.REMOTE_ATOMIC.
         GLOBAL_ATOMICS: these operations are atomic also with the host's processors and its other adapters.
         IMMEDIATE_DATA: send() and write() take `immediate`.
+        RELIABLE_CONNECTIONS: connections, and create_queue_pair() with QueuePairType.RC, work. Few adapters have datagrams only.
         UNRELIABLE_CONNECTIONS: create_queue_pair() takes QueuePairType.UC.
         DATAGRAMS: create_datagram_queue_pair() works.
         XRC: Adapter.open_xrc_domain() and create_xrc_sender() work.
@@ -117,6 +118,7 @@ class Capability(enum.Flag):
     FLUSH = enum.auto()
     FLUSH_PERSISTENT = enum.auto()
     XRC = enum.auto()
+    RELIABLE_CONNECTIONS = enum.auto()
 
     def names(self) -> list[str]:
         """The names of the set flags, in alphabetical order."""

@@ -4,9 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import socket
+from collections.abc import Iterable
 from typing import Any
 
 from ndpy.flags import Capability
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkInterface:
+    """A network interface that leads to a port of an adapter.
+
+    Parameters:
+        name: its name, such as "eth0.10".
+        kind: "ethernet", "ipoib", "loopback", "vlan", "bond", "bridge", "macvlan", or another word of the kernel for it. "unknown"
+            if the system does not say.
+        parent: the interface that it lies on, the first one if there are several. None if it lies on none.
+        vlan: the ID of the VLAN, 1 to 4094. None if it is no VLAN's, or the system does not say.
+        addresses: its IP addresses. Those that only hosts of the same link reach come last.
+    """
+
+    name: str
+    kind: str
+    parent: str | None
+    vlan: int | None
+    addresses: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,12 +40,16 @@ class Gid:
         value: its 16 bytes.
         type: "RoCE v2", "RoCE v1", "InfiniBand" or "iWARP".
         address: the value as an IP address.
+        netdev: the network interface that it belongs to. None if there is none in this network namespace, as on InfiniBand.
+        vlan: the ID of the VLAN whose tag packets from it get. None if that interface is no VLAN's.
     """
 
     index: int
     value: bytes
     type: str
     address: str
+    netdev: str | None = None
+    vlan: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +59,15 @@ class PortInfo:
     Parameters:
         number: its number, from 1.
         state: "active", "down", "init", "armed" or "unknown".
-        link_layer: for example "Ethernet" or "InfiniBand".
+        link_layer: "Ethernet", "InfiniBand" or, of adapters with a network of their own, "unspecified". "unknown" on Windows.
         mtu: the largest payload of a packet, in bytes.
         max_mtu: the largest MTU that can be configured.
         lid: its local identifier on InfiniBand.
-        netdev: its network interface. None if there is none.
+        netdev: its network interface, the first one if there are several. None if there is none.
         gids: its GID table.
         pkeys: its table of P_Keys, by index, without the unused entries at its end. Empty if the system tells none.
         speed_gbps: how fast it is, in 10**9 bits per second, as the driver says. None if the system does not tell.
+        interfaces: all network interfaces that lead to it, such as VLANs and bonds.
     Source: ibv_query_port(3), ibv_query_pkey(3), ibv_query_port_speed(3).
     """
 
@@ -54,6 +81,7 @@ class PortInfo:
     gids: tuple[Gid, ...]
     pkeys: tuple[int, ...] = ()
     speed_gbps: float | None = None
+    interfaces: tuple[NetworkInterface, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,16 +121,20 @@ class AdapterInfo:
     Parameters:
         name: its name, which open_adapter() takes.
         provider: "verbs" or "networkdirect".
-        transport: "RoCE", "InfiniBand", "iWARP" or, on Windows, "NetworkDirect".
+        transport: "RoCE", "InfiniBand", "iWARP", "unspecified" for a vendor's own or, on Windows, "NetworkDirect".
         driver: the kernel driver, or the provider's DLL.
-        addresses: the IP addresses that connections can use.
+        addresses: the IP addresses that connections can use: those of all its ports, or of the port that was asked for. Those
+            that only hosts of the same link reach come last.
         numa_node: its NUMA node. None if the system does not say.
-        netdev: the network interface of its first active port. None if there is none.
-        mtu: the MTU of its first active port.
-        state: the state of that port, or of the first port if none is active.
+        netdev: the network interface that was asked for, or the first one of the port. None if there is none.
+        mtu: the MTU of the port.
+        state: the state of the port.
         capabilities: what this adapter can do and others cannot. Example:
             `ndpy.Capability.MEMORY_WINDOWS in info.capabilities`.
         ports: its ports.
+        port: the number of the port that it uses where an address does not decide, and whose transport, netdev, mtu and state
+            these are: the one that was asked for, or the first active one, or the first one.
+        asked_for: the network interface or the address that open_adapter() was given. "" if it was a name, or nothing.
         max_device_memory_size: how much memory alloc_device_memory() can give at most, in all. 0 if there is none.
         max_…: the limits, with NetworkDirect's names.
     Source: ND2_ADAPTER_INFO, ND_ADAPTER_INFO1 (contract B.6, B.7); ibv_query_device(3), ibv_query_port(3).
@@ -138,6 +170,8 @@ class AdapterInfo:
     max_caller_data: int
     max_callee_data: int
     max_device_memory_size: int = 0
+    port: int = 1
+    asked_for: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values, for JSON.
@@ -152,9 +186,59 @@ class AdapterInfo:
         return values
 
 
-def serves(info: AdapterInfo, which: str) -> bool:
-    """Whether `which` is this adapter's name or one of its addresses."""
-    return which == info.name or (is_address(which) and any(_plain(own) == _plain(which) for own in info.addresses))
+def port_in_use(info: AdapterInfo) -> PortInfo | None:
+    """The port that AdapterInfo.port names. None if the adapter has no ports."""
+    return next((port for port in info.ports if port.number == info.port), next(iter(info.ports), None))
+
+
+def as_named(info: AdapterInfo, which: str) -> AdapterInfo | None:
+    """The adapter as `which` names it: by name, by name and port ("mlx5_0:2"), by network interface or by an IP address.
+
+    Returns: `info` for the name alone. Otherwise `info` as it is seen from the port: its addresses are those of that port. The
+        address that was given comes first, or those of the interface that was given. None if `which` is not this adapter.
+    """
+    if which == info.name:
+        return info
+    if number := port_number(info, which):
+        port = next((port for port in info.ports if port.number == number), None)
+        return None if port is None else _seen_from(info, port, port.netdev)
+    # An active port first, should several have the interface.
+    for port in sorted(info.ports, key=lambda port: port.state != "active"):
+        for interface in port.interfaces:
+            own = [address for address in interface.addresses if is_same_address(address, which)]
+            if own or interface.name == which:
+                return _seen_from(info, port, interface.name, which, own or interface.addresses)
+    return info if any(is_same_address(own, which) for own in info.addresses) else None
+
+
+def port_number(info: AdapterInfo, which: str) -> int | None:
+    """The port's number in "NAME:PORT", if `which` is of that form and the name is this adapter's."""
+    name, _, number = which.rpartition(":")
+    return int(number) if name == info.name and number.isascii() and number.isdigit() and len(number) < 4 else None
+
+
+#: The transports of adapters that are not iWARP's, by link layer.
+TRANSPORTS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE", "unspecified": "unspecified"}
+
+
+def _seen_from(
+    info: AdapterInfo, port: PortInfo, netdev: str | None, asked_for: str = "", first: Iterable[str] = ()
+) -> AdapterInfo:
+    own = {address for interface in port.interfaces for address in interface.addresses}
+    transport = info.transport
+    others = {
+        address for other in info.ports for interface in other.interfaces for address in interface.addresses
+    } - own
+    return dataclasses.replace(
+        info,
+        port=port.number,
+        asked_for=asked_for,
+        transport=TRANSPORTS.get(port.link_layer, transport) if transport in TRANSPORTS.values() else transport,
+        netdev=netdev,
+        mtu=port.mtu,
+        state=port.state,
+        addresses=tuple(dict.fromkeys([*first, *(address for address in info.addresses if address not in others)])),
+    )
 
 
 def is_address(text: str) -> bool:
@@ -164,6 +248,22 @@ def is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_same_address(one: str, other: str) -> bool:
+    """Whether two texts are the same IP address. If only one has a scope, it does not count."""
+    if not (is_address(one) and is_address(other)) or _plain(one) != _plain(other):
+        return False
+    scopes = {_scope(text) for text in (one, other) if "%" in text}
+    return len(scopes) < 2
+
+
+def _scope(text: str) -> int | str:
+    scope = text.partition("%")[2]
+    try:
+        return int(scope) if scope.isdigit() else socket.if_nametoindex(scope)
+    except OSError:
+        return scope
 
 
 def _plain(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ndpy.adapter import Adapter
 from ndpy.errors import AdapterNotFoundError, ProviderNotFoundError, UnsupportedError
-from ndpy.info import AdapterInfo, is_address, serves
+from ndpy.info import AdapterInfo, as_named, is_address, port_number
 from ndpy.poller import Poller
 
 
@@ -73,9 +73,12 @@ def open_adapter(
     """Open an adapter.
 
     Parameters:
-        which: a name such as "rxe0", or a local IP address that the adapter serves. The default is what the environment
-            variable NDPY_ADAPTER names or, without it, the first adapter with an active port. On Linux "soft0" is the software
-            adapter of this package, which is always there. It is never taken unless it is named.
+        which: a name such as "rxe0", a name and a port such as "mlx5_0:2", a network interface such as "eth0.10" that leads to
+            the adapter, or a local IP address that the adapter serves. The default is what the environment variable NDPY_ADAPTER
+            names or, without it, the first adapter with an active port. All but the name alone also choose the port: it is the
+            port of AdapterInfo.state, netdev and mtu, of Adapter.port_state, of local_endpoint() and of datagrams, and
+            AdapterInfo.addresses are its addresses. On Linux "soft0" is the software adapter of this package, which is always
+            there. It is never taken unless it is named.
         provider: see list_adapters().
         version: see list_adapters().
     Raises:
@@ -134,25 +137,45 @@ def choose(adapters: list[AdapterInfo], which: str | None) -> AdapterInfo:
     if not adapters:
         wanted = f"no adapter {which!r}{_suggestion(which, adapters)}: " if which else ""
         raise AdapterNotFoundError(f"{wanted}this machine has no RDMA adapter; {implementation().why_no_adapter()}")
-    present = ", ".join(f"{info.name} ({info.state}; {', '.join(info.addresses) or 'no address'})" for info in adapters)
     if which is None:
         for info in adapters:
             if info.state == "active":
                 return info
         raise AdapterNotFoundError(
-            f"no adapter has an active port; there is {present}. Bring the link up (ip link set NETDEV up), or name the "
-            "adapter to open it as it is"
+            f"no adapter has an active port; there is {_present(adapters)}. Bring the link up (ip link set NETDEV up), or name "
+            "the adapter to open it as it is"
         )
-    for info in adapters:
-        if info.name == which:
-            return info
+    # A name comes before an interface, which can have the same one.
+    for info in sorted(adapters, key=lambda info: info.name != which):
+        if named := as_named(info, which):
+            return named
+        if port_number(info, which) is not None:
+            ports = ", ".join(f"{port.number} ({port.state})" for port in info.ports)
+            raise AdapterNotFoundError(f"no port {which!r}; {info.name} has {ports or 'no ports'}")
     implementation().explain_absence(which)
-    for info in adapters:
-        if serves(info, which):
-            return info
-    if not is_address(which):
-        raise AdapterNotFoundError(f"no adapter {which!r}{_suggestion(which, adapters)}; there is {present}")
-    raise AdapterNotFoundError(f"no adapter serves the address {which}; there is {present}")
+    wanted = (
+        f"no adapter serves the address {which}"
+        if is_address(which)
+        else f"no adapter {which!r}{_suggestion(which, adapters)}"
+    )
+    raise AdapterNotFoundError(f"{wanted}; there is {_present(adapters)}")
+
+
+def _present(adapters: list[AdapterInfo]) -> str:
+    """What can be named, in words."""
+    return ", ".join(
+        f"{info.name} ({_ports_of(info)}; {', '.join(info.addresses) or 'no address'})" for info in adapters
+    )
+
+
+def _ports_of(info: AdapterInfo) -> str:
+    """The ports of an adapter in words, with their states and network interfaces."""
+    said = []
+    for port in info.ports:
+        names = ", ".join(interface.name for interface in port.interfaces)
+        words = f"port {port.number} {port.state}" if len(info.ports) > 1 else info.state
+        said.append(f"{words} at {names}" if names else words)
+    return "; ".join(said) or info.state
 
 
 def _suggestion(which: str, adapters: list[AdapterInfo]) -> str:
@@ -160,6 +183,7 @@ def _suggestion(which: str, adapters: list[AdapterInfo]) -> str:
     import difflib
 
     names = [info.name for info in adapters]
+    names += [interface.name for info in adapters for port in info.ports for interface in port.interfaces]
     if sys.platform == "linux":
         names += implementation().describe_unlisted()
     plain = {name.lower(): name for name in names}

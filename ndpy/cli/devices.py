@@ -50,6 +50,17 @@ def _table(infos: list[ndpy.AdapterInfo]) -> Table:
     return table
 
 
+def _interface(interface: ndpy.NetworkInterface) -> str:
+    kind = interface.kind if interface.vlan is None else f"{interface.kind} {interface.vlan}"
+    on = f" on {interface.parent}" if interface.parent else ""
+    return f"{interface.name}: {kind}{on}: {', '.join(interface.addresses) or 'no address'}"
+
+
+def _of_interface(gid: ndpy.Gid) -> str:
+    vlan = "" if gid.vlan is None else f", VLAN {gid.vlan}"
+    return f", {gid.netdev}{vlan}" if gid.netdev else ""
+
+
 def _details(info: ndpy.AdapterInfo) -> list[str]:
     lines = [
         f"{info.name}: vendor {info.vendor_id:#06x}, device {info.device_id}",
@@ -60,9 +71,10 @@ def _details(info: ndpy.AdapterInfo) -> list[str]:
             f"  port {port.number}: {port.state}, {port.link_layer}, MTU {port.mtu} of {port.max_mtu}, "
             f"LID {port.lid}, {port.netdev or 'no netdev'}"
         )
+        lines += [f"    {_interface(interface)}" for interface in port.interfaces]
         if port.pkeys:
             lines.append(f"    P_Keys: {', '.join(f'{pkey:#06x}' for pkey in port.pkeys)}")
-        lines += [f"    GID {gid.index}: {gid.address} ({gid.type})" for gid in port.gids]
+        lines += [f"    GID {gid.index}: {gid.address} ({gid.type}){_of_interface(gid)}" for gid in port.gids]
     lines.append("  limits:")
     lines += [f"    {name:32} {value}" for name, value in info.to_dict().items() if name.startswith("max_")]
     return lines

@@ -16,6 +16,7 @@ import ndpy
 from ndpy import doctor, platforms
 from ndpy.cli.output import JsonCommand, print_table
 from ndpy.doctor.findings import Finding, Verdict, failed, passed
+from ndpy.info import is_address
 
 _STYLES = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 
@@ -41,13 +42,20 @@ def _choice(adapter: str | None) -> list[Finding]:
         return []
     check = adapter or "NDPY_ADAPTER"
     try:
-        name = platforms.find(wanted).name
+        info = platforms.find(wanted)
     except (ndpy.NdpyError, OSError) as error:
-        remedy = "set NDPY_ADAPTER to the name or address of an adapter, or unset it"
+        remedy = "set NDPY_ADAPTER to the name, an address or an interface of an adapter, or unset it"
         return [failed(check, str(error), "`ndpy devices` lists the adapters" if adapter else remedy)]
     if adapter:
-        return [] if name == adapter else [passed(check, f"this is an address of {name}")]
-    return [passed(check, f"it asks for {wanted}, which is {name}")]
+        return [] if info.name == adapter else [passed(check, _meaning(info, adapter))]
+    return [passed(check, f"it asks for {wanted}, which is {info.name}")]
+
+
+def _meaning(info: ndpy.AdapterInfo, which: str) -> str:
+    """What names the adapter, other than its name."""
+    if is_address(which):
+        return f"this is an address of {info.name}" + (f", port {info.port}" if len(info.ports) > 1 else "")
+    return f"this leads to {info.name}, port {info.port}"
 
 
 def _table(findings: list[Finding]) -> Table:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from ndpy.doctor.findings import Finding, failed, split_remedy
-from ndpy.doctor.link import LinkDescription, plain_description, port_in_use
+from ndpy.doctor.link import LinkDescription, plain_description
 from ndpy.errors import AdapterNotFoundError, ProviderNotFoundError
-from ndpy.info import AdapterInfo
+from ndpy.info import AdapterInfo, port_in_use
 
 __all__ = ["Finding", "LinkDescription", "describe_link", "diagnose"]
 
@@ -17,7 +17,7 @@ _INSTALL_AGAIN = "install ndpy again with pip"
 def diagnose(adapter: str | None = None) -> list[Finding]:
     """Examine this machine. Never raises for anything that is broken.
 
-    adapter: a name or a local IP address, to leave out other adapters. If there is none of that name, nothing says so.
+    adapter: as for open_adapter(), to leave out other adapters and, if it chooses one, other ports. If there is none of that name, nothing says so.
     """
     try:
         if sys.platform == "linux":

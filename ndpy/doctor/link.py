@@ -183,16 +183,10 @@ def _priorities(values: Mapping[str, Any], name: str) -> tuple[int, ...] | None:
     return tuple(sorted(set(value)))
 
 
-def port_in_use(info: AdapterInfo) -> PortInfo | None:
-    """The port that connections use: the first active one, or the first."""
-    active = [port for port in info.ports if port.state == "active"]
-    return next(iter(active or info.ports), None)
-
-
 def plain_description(info: AdapterInfo, port: PortInfo | None, gid: Gid | None) -> LinkDescription:
     """What an adapter says about itself. A NetworkDirect provider tells the MTU of its interface only."""
     native = info.provider == "verbs"
-    netdev = (port.netdev if port is not None else None) or info.netdev
+    netdev = info.netdev or (port.netdev if port is not None else None)
     return LinkDescription(
         adapter=info.name,
         transport=info.transport,

@@ -7,6 +7,7 @@ process of its own, so that a broken driver becomes a finding and does not break
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import ipaddress
 import os
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from pathlib import Path
 from ndpy.doctor.findings import Finding, examine, examine_apart, failed, passed, split_remedy, warned
 from ndpy.doctor.linux_system import examine_system
 from ndpy.errors import NdpyError, ProviderNotFoundError
-from ndpy.info import AdapterInfo, Gid, PortInfo, serves
+from ndpy.flags import Capability
+from ndpy.info import AdapterInfo, Gid, PortInfo, as_named, port_in_use
 from ndpy.placement import placement_warning
 from ndpy.quirks import Quirk, differences
 from ndpy.system_files import names, path, read, read_number
@@ -37,6 +39,7 @@ OPTIONAL = {
 _GOOD_MTU = 2048
 # A RoCE packet of MTU 4096 needs this much of the interface, headers included.
 _ROCE_NETDEV_MTU = 4200
+_LAYERS = {"unspecified": "a link layer of the vendor's own"}
 
 
 def diagnose(adapter: str | None = None) -> list[Finding]:
@@ -150,10 +153,10 @@ def examine_devices(adapter: str = "") -> list[Finding]:
             infos.append(_describe(name))
         except (NdpyError, OSError) as error:
             otherwise = "look at the kernel's log (dmesg) for what the driver says"
-            if adapter in ("", name):
+            if adapter in ("", name) or adapter.rpartition(":")[0] == name:
                 found.append(failed(name, *split_remedy(str(error), otherwise)))
     if adapter:
-        infos = [info for info in infos if serves(info, adapter)]
+        infos = [_only(named, adapter) for info in infos if (named := as_named(info, adapter))]
     for info in infos:
         found += examine(info.name, examine_adapter, info)
     if infos and not any(port.state == "active" for info in infos for port in info.ports):
@@ -165,6 +168,12 @@ def examine_devices(adapter: str = "") -> list[Finding]:
             )
         )
     return [*found, *examine("fork", examine_fork)]
+
+
+def _only(info: AdapterInfo, adapter: str) -> AdapterInfo:
+    """An adapter with the port that was named alone, if one was."""
+    port = port_in_use(info)
+    return info if adapter == info.name or port is None else dataclasses.replace(info, ports=(port,))
 
 
 def _describe(name: str) -> AdapterInfo:
@@ -198,12 +207,21 @@ def examine_adapter(info: AdapterInfo) -> Iterator[Finding]:
     yield passed(
         info.name, f"{info.transport} adapter, driver {info.driver}, firmware {info.firmware or '-'}; {addresses}"
     )
+    if Capability.RELIABLE_CONNECTIONS not in info.capabilities:
+        yield failed(
+            f"{info.name} connections",
+            "it has no reliable connections (queue pairs of type RC), which programs of ndpy and rdma_cm need"
+            + (", only datagrams" if Capability.DATAGRAMS in info.capabilities else ""),
+            "take another adapter, or a library that speaks this vendor's own protocol (for EFA: libfabric)",
+        )
     for port in info.ports:
         check = f"{info.name} port {port.number}"
         yield _state(check, port)
+        if port.link_layer == "unspecified":
+            continue
         if Quirk.IWARP_NO_PATH_MTU not in differences(info):
             yield _mtu(f"{check} MTU", port)
-        if info.transport != "InfiniBand":
+        if port.link_layer != "InfiniBand":
             yield _gids(f"{check} GIDs", info, port)
     warning = placement_warning(info)
     if warning:
@@ -216,13 +234,17 @@ def examine_adapter(info: AdapterInfo) -> Iterator[Finding]:
 
 
 def _state(check: str, port: PortInfo) -> Finding:
-    where = f"{port.link_layer}, {port.netdev or 'no network interface'}"
+    where = f"{_LAYERS.get(port.link_layer, port.link_layer)}, {_interfaces(port) or 'no network interface'}"
     if port.state == "active":
         return passed(check, f"active, {where}")
     remedy = f"bring it up: ip link set {port.netdev} up" if port.netdev else "check the cable and the switch's port"
     if port.link_layer == "InfiniBand":
         remedy = "check the cable, and that a subnet manager runs (opensm, or the switch's)"
     return warned(check, f"{port.state}, {where}", remedy)
+
+
+def _interfaces(port: PortInfo) -> str:
+    return ", ".join(interface.name for interface in port.interfaces) or port.netdev or ""
 
 
 def _mtu(check: str, port: PortInfo) -> Finding:
@@ -247,8 +269,13 @@ def routable(gid: Gid) -> bool:
     return not (address.is_link_local or address.is_loopback or address.is_unspecified)
 
 
+def _shown(gid: Gid, with_interface: bool) -> str:
+    return f"{gid.address} on {gid.netdev}" if with_interface and gid.netdev else gid.address
+
+
 def _gids(check: str, info: AdapterInfo, port: PortInfo) -> Finding:
     netdev = port.netdev or "NETDEV"
+    several = len({gid.netdev for gid in port.gids}) > 1
     if port.netdev is None:
         return warned(
             check,
@@ -258,13 +285,14 @@ def _gids(check: str, info: AdapterInfo, port: PortInfo) -> Finding:
         )
     give = f"give the interface an address: ip address add ADDRESS/PREFIX dev {netdev}"
     if Quirk.IWARP_MANAGER_ONLY in differences(info):
-        own = [entry.partition("%")[0] for entry in info.addresses]
+        of_port = [address for interface in port.interfaces for address in interface.addresses]
+        own = [entry.partition("%")[0] for entry in of_port or info.addresses]
         if any(not ipaddress.ip_address(entry).is_link_local for entry in own):
             return passed(check, f"iWARP uses the interface's addresses: {', '.join(own)}")
         return warned(check, f"{netdev} has no address beyond the link", give)
     kinds = {kind: [gid for gid in port.gids if gid.type == kind] for kind in sorted({gid.type for gid in port.gids})}
     shown = ", ".join(
-        f"{len(gids)} of {kind} ({', '.join(gid.address for gid in gids if routable(gid)) or 'none routable'})"
+        f"{len(gids)} of {kind} ({', '.join(_shown(gid, several) for gid in gids if routable(gid)) or 'none routable'})"
         for kind, gids in kinds.items()
     )
     if not any(routable(gid) for gid in port.gids):

@@ -14,11 +14,11 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ndpy.doctor.link import PRIORITIES, LinkDescription, has_path_mtu, plain_description, port_in_use
-from ndpy.info import AdapterInfo, Gid, PortInfo
+from ndpy.doctor.link import PRIORITIES, LinkDescription, has_path_mtu, plain_description
+from ndpy.info import AdapterInfo, Gid, PortInfo, port_in_use
 from ndpy.system_files import names, path, read, read_number
 from ndpy.verbs.adapter_info import describe, folder_of, open_context
-from ndpy.verbs.endpoint import rank
+from ndpy.verbs.endpoint import best_gid
 from ndpy.verbs.native_calls import lib
 
 _LONGEST_NAME = 15
@@ -78,7 +78,7 @@ def _gid(info: AdapterInfo, port: PortInfo | None, index: int | None) -> Gid | N
         return None
     if index is not None:
         return next((gid for gid in port.gids if gid.index == index), None)
-    return min(port.gids, key=rank, default=None)
+    return best_gid(info, port)
 
 
 # ---- files ----

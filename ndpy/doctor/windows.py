@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from ndpy.doctor.findings import Finding, Verdict, examine, examine_apart, failed, passed, split_remedy, warned
 from ndpy.errors import NdpyError, ProviderError, ProviderNotFoundError, UnsupportedError
-from ndpy.info import serves
+from ndpy.info import as_named
 from ndpy.networkdirect import dll_header, interfaces, winsock_catalogue
 
 # For a provider that is named by its path.
@@ -208,7 +208,7 @@ def examine_adapters(adapter: str = "") -> Iterator[Finding]:
         yield failed("adapters", message, remedy or _GET_ONE)
         return
     if adapter:
-        infos = [info for info in infos if serves(info, adapter)]
+        infos = [named for info in infos if (named := as_named(info, adapter))]
     for info in infos:
         version = f"NetworkDirect {getattr(info, 'version', 2)}"
         what = f"{version}, {info.netdev or 'no interface'}, MTU {info.mtu or 'unknown'}, {', '.join(info.addresses)}"

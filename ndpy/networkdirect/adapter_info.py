@@ -183,9 +183,10 @@ def why_no_adapter() -> str:
 
 
 def _interface_of(addresses: tuple[str, ...]) -> tuple[str | None, int, bool]:
-    """Return (name, MTU, whether it is up) of the network interface that has one of the addresses."""
+    """Return (name, MTU, whether it is up) of the network interface that has one of the addresses, of one that is up if possible."""
     wanted = {ipaddress.ip_address(address.partition("%")[0]) for address in addresses}
     statistics = interfaces.statistics()
+    found: tuple[str | None, int, bool] | None = None
     for name, entries in interfaces.addresses().items():
         for entry in entries:
             try:
@@ -194,8 +195,10 @@ def _interface_of(addresses: tuple[str, ...]) -> tuple[str | None, int, bool]:
                 continue
             if own in wanted and not own.is_loopback:
                 stats = statistics.get(name)
-                return name, stats.mtu if stats else 0, bool(stats.isup) if stats else True
-    return None, 0, True
+                if stats is None or stats.isup:
+                    return name, stats.mtu if stats else 0, True
+                found = found or (name, stats.mtu, False)
+    return found or (None, 0, True)
 
 
 def _rank(address: str) -> tuple[bool, bool, int]:
@@ -225,12 +228,13 @@ def _describe(
         mtu=mtu,
         state=state,
         capabilities=capabilities,
-        ports=(PortInfo(1, state, "unknown", mtu, mtu, 0, netdev, ()),),
+        ports=(PortInfo(1, state, "unknown", mtu, mtu, 0, netdev, (), interfaces=interfaces.with_any_of(addresses)),),
         **limits,
         provider_path=provider.path,
         provider_id=provider_id,
         version=version,
         adapter_id=adapter_id,
+        asked_for="",
     )
 
 
@@ -245,7 +249,8 @@ def _examine(
         raise provider.named(failure) from None
     finally:
         release(native)
-    capabilities = Capability.MEMORY_WINDOWS | Capability.REGION_ACCESS | Capability.BIND_RESERVES_PORT
+    capabilities = Capability.RELIABLE_CONNECTIONS | Capability.MEMORY_WINDOWS
+    capabilities |= Capability.REGION_ACCESS | Capability.BIND_RESERVES_PORT
     # A client can cancel its request, and refuse a server's offer (contract H.4.9, H.6.2).
     capabilities |= Capability.REFUSE_OFFER
     for bit, capability in _CAPABILITIES:

@@ -75,8 +75,7 @@ class VerbsAdapter(Adapter):
         info = self.info
         # First: _native_close() looks at it, whatever fails here.
         self._background: set[threading.Thread] = set()
-        active = [port.number for port in info.ports if port.state == "active"]
-        self._port = active[0] if active else info.ports[0].number
+        self._port = info.port
         self._registering = RegistrationWorkers(info.name)
         self._port_states: dict[int, str] = {port.number: port.state for port in info.ports}
         #: Connectors whose connections ended while the port was down. They tell their peers when it is active again.

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import ipaddress
 import mmap
 import os
-import socket
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
-
 from ndpy import errors, system_files
 from ndpy.flags import Capability
-from ndpy.info import AdapterInfo, Gid, PortInfo
+from ndpy.info import TRANSPORTS, AdapterInfo, Gid, PortInfo, as_named
 from ndpy.quirks import Quirk
-from ndpy.verbs import softverbs
+from ndpy.verbs import interfaces, softverbs
 from ndpy.verbs.addresses import unpack_socket_address
+from ndpy.verbs.interfaces import GidInterfaces, Place
 from ndpy.verbs.native_calls import check, ffi, has_symbol, lib, load, load_for, text
 
 # How many bytes of private data rdma_cm carries. The first number is for a connection request, without the bytes that
@@ -128,13 +128,13 @@ def list_adapters() -> list[AdapterInfo]:
 
 def list_named(which: str | None) -> list[AdapterInfo] | None:
     """The adapters among which `which` chooses. None if softverbs is not asked for: then it is those of list_adapters()."""
-    if which == softverbs.NAME:
+    if softverbs.is_listed_by_name_only(which):
         return [_examine(softverbs.NAME)]
     if which is None or not softverbs.is_asked_for():
         return None
     # The program asks for another one than the environment. An address that both have is soft0's.
     infos = list_adapters()
-    if which not in infos[0].addresses:
+    if as_named(infos[0], which) is None:
         with contextlib.suppress(errors.NdpyError, OSError):
             infos += [info for info in _list_system() if info.name != softverbs.NAME]
     return infos
@@ -155,7 +155,7 @@ def _list_system() -> list[AdapterInfo]:
 
 
 def explain_absence(name: str) -> None:
-    """Raise the reason why list_adapters() leaves out the device of this name, if there is such a device."""
+    """Raise the reason why list_adapters() leaves out the device of this name, or of "NAME:PORT", if there is such a device."""
     try:
         names = device_names()
     except errors.ProviderNotFoundError:
@@ -163,8 +163,9 @@ def explain_absence(name: str) -> None:
             # The system's libraries need not be there.
             return
         raise
-    if name in names:
-        _examine(name)
+    for wanted in (name, name.rpartition(":")[0]):
+        if wanted in names:
+            _examine(wanted)
 
 
 def _examine(name: str) -> AdapterInfo:
@@ -180,17 +181,22 @@ def describe(context: Any, name: str) -> AdapterInfo:
     attributes = ffi.new("struct ibv_device_attr *")
     check("ibv_query_device", lib.ibv_query_device(context, attributes), f"{name} does not answer")
     iwarp = _is_iwarp(name)
-    ports = tuple(_port(context, name, number, iwarp) for number in range(1, attributes.phys_port_cnt + 1))
+    places = (
+        Place(folder_of(name), number, attributes.phys_port_cnt) for number in range(1, attributes.phys_port_cnt + 1)
+    )
+    ports = tuple(_port(context, name, place, iwarp) for place in places)
     best = next((port for port in ports if port.state == "active"), ports[0])
     probed = _probe(context, name, attributes)
-    transport = "iWARP" if iwarp else "InfiniBand" if best.link_layer == "InfiniBand" else "RoCE"
+    transport = "iWARP" if iwarp else TRANSPORTS[best.link_layer]
     driver = _driver(name, attributes.vendor_id)
     capabilities = _capabilities(attributes, iwarp, driver) | _on_demand(context) | probed.capabilities
     if Quirk.SIW_KEEPS_ADDRESSES.value.is_of(driver, transport):
         capabilities &= ~Capability.CHOSEN_ADDRESS
-    addresses = [address for port in ports for address in _addresses(port)]
+    addresses = _addresses(ports)
     if name == softverbs.NAME:
         addresses = _addresses_of_softverbs()
+        best = _with_interfaces_of_machine(best, addresses)
+        ports = (best,)
         # The processor writes to the memory, in the order in which the bytes come.
         capabilities |= Capability.IN_ORDER_DMA | _resizing(context)
     if has_symbol(b"ibv_query_qp_data_in_order", load_for(name)):
@@ -209,7 +215,7 @@ def describe(context: Any, name: str) -> AdapterInfo:
         vendor_id=attributes.vendor_id,
         device_id=attributes.vendor_part_id,
         firmware=text(attributes.fw_ver),
-        numa_node=_numa_node(name, best.netdev),
+        numa_node=_numa_node(name, ports),
         netdev=best.netdev,
         mtu=best.mtu,
         state=best.state,
@@ -231,6 +237,7 @@ def describe(context: Any, name: str) -> AdapterInfo:
         max_caller_data=MAX_CALLER_DATA,
         max_callee_data=MAX_CALLEE_DATA,
         max_device_memory_size=lib.ndpy_device_memory_size(context),
+        port=best.number,
     )
 
 
@@ -309,33 +316,47 @@ def _driver(name: str, vendor: int) -> str:
     return {_RXE_VENDOR: "rdma_rxe", _SIW_VENDOR: "siw"}.get(vendor, "unknown")
 
 
-def _numa_node(name: str, netdev: str | None) -> int | None:
-    for path in (
-        folder_of(name) / "device/numa_node",
-        system_files.path("/sys/class/net", netdev or "-", "device/numa_node"),
-    ):
-        node = system_files.read(path)
-        if node and int(node) >= 0:
-            return int(node)
+def _with_interfaces_of_machine(port: PortInfo, addresses: Iterable[str]) -> PortInfo:
+    """The port of soft0, whose GIDs are the machine's addresses."""
+    found = interfaces.all_with(addresses)
+    netdevs = {interfaces.gid_of(address): entry.name for entry in found for address in entry.addresses}
+    vlans = {entry.name: entry.vlan for entry in found}
+    gids = [
+        dataclasses.replace(gid, netdev=(netdev := netdevs.get(gid.value)), vlan=vlans.get(netdev or ""))
+        for gid in port.gids
+    ]
+    return dataclasses.replace(port, interfaces=found, gids=tuple(gids))
+
+
+def _numa_node(name: str, ports: Iterable[PortInfo]) -> int | None:
+    netdevs = (interface.name for port in ports for interface in port.interfaces)
+    for folder in (folder_of(name), *map(interfaces.folder_of, netdevs)):
+        node = system_files.read_number(folder / "device/numa_node")
+        if node is not None:
+            return node
     return None
 
 
-def _port(context: Any, name: str, number: int, iwarp: bool) -> PortInfo:
+def _port(context: Any, name: str, place: Place, iwarp: bool) -> PortInfo:
     attributes = ffi.new("struct ibv_port_attr *")
+    number = place.number
     check("ibv_query_port", lib.ndpy_query_port(context, number, attributes), f"{name} port {number} does not answer")
-    gids = _gids(context, name, number, attributes.gid_tbl_len, iwarp)
-    netdev = _netdev(name, number, gids, iwarp)
+    gids = _gids(context, name, place, attributes.gid_tbl_len, iwarp)
+    # The GIDs of other iWARP adapters are made of the hardware address.
+    own = gids[0].address if gids and iwarp and name != softverbs.NAME else None
+    found = interfaces.interfaces_of(place, gids, own)
     return PortInfo(
         number=number,
         state=_STATES.get(attributes.state, "unknown"),
-        link_layer=_LINK_LAYERS.get(attributes.link_layer, "Ethernet" if iwarp else "InfiniBand"),
+        link_layer=_LINK_LAYERS.get(attributes.link_layer, "Ethernet" if iwarp else "unspecified"),
         mtu=mtu_bytes(attributes.active_mtu),
         max_mtu=mtu_bytes(attributes.max_mtu),
         lid=attributes.lid,
-        netdev=netdev,
+        netdev=found[0].name if found else None,
         gids=gids,
         pkeys=_pkeys(name, number),
         speed_gbps=_speed_gbps(context, name, number),
+        interfaces=found,
     )
 
 
@@ -364,13 +385,16 @@ def _pkeys(name: str, port: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _gids(context: Any, name: str, port: int, count: int, iwarp: bool) -> tuple[Gid, ...]:
+def _gids(context: Any, name: str, place: Place, count: int, iwarp: bool, only: int | None = None) -> tuple[Gid, ...]:
+    """The entries of a port's GID table, or only the one at an index."""
     gids = []
-    for index, value, kind in _gid_table(context, name, port, count):
-        if any(value):
+    of_gids = GidInterfaces(place)
+    for index, value, kind in _gid_table(context, name, place.number, count):
+        if any(value) and only in (None, index):
             # The GIDs of other iWARP adapters begin with the MAC address.
             address = value[:6].hex(":") if iwarp and name != softverbs.NAME else gid_address(value)
-            gids.append(Gid(index, value, "iWARP" if iwarp else kind, address))
+            netdev, vlan = (None, None) if iwarp else of_gids.of(index, value)
+            gids.append(Gid(index, value, "iWARP" if iwarp else kind, address, netdev, vlan))
     return tuple(gids)
 
 
@@ -379,8 +403,8 @@ def gid_at(context: Any, name: str, port: int, index: int) -> Gid | None:
     attributes = ffi.new("struct ibv_port_attr *")
     if lib.ndpy_query_port(context, port, attributes):
         return None
-    found = _gids(context, name, port, attributes.gid_tbl_len, _is_iwarp(name))
-    return next((gid for gid in found if gid.index == index), None)
+    place = Place(folder_of(name), port, 0)
+    return next(iter(_gids(context, name, place, attributes.gid_tbl_len, _is_iwarp(name), index)), None)
 
 
 _GID_TYPES = {
@@ -418,21 +442,6 @@ def gid_address(value: bytes) -> str:
     return str(address.ipv4_mapped or address)
 
 
-def _netdev(name: str, port: int, gids: tuple[Gid, ...], iwarp: bool) -> str | None:
-    for gid in gids:
-        netdev = system_files.read(folder_of(name) / "ports" / str(port) / "gid_attrs" / "ndevs" / str(gid.index))
-        if netdev:
-            return netdev
-    if system_files.read(folder_of(name) / "parent"):
-        return system_files.read(folder_of(name) / "parent")
-    if iwarp and gids:
-        for netdev, addresses in psutil.net_if_addrs().items():
-            if any(entry.family == psutil.AF_LINK and entry.address.lower() == gids[0].address for entry in addresses):
-                return netdev
-    devices = system_files.names(folder_of(name) / "device/net")
-    return devices[0] if devices else None
-
-
 def _addresses_of_softverbs() -> list[str]:
     """Return the addresses of soft0, which are those of the machine: routable ones first, link-local ones last."""
     library, most, found = load_for(softverbs.NAME), 16, 0
@@ -455,13 +464,15 @@ def _addresses_of_softverbs() -> list[str]:
     return sorted(hosts, key=rank)
 
 
-def _addresses(port: PortInfo) -> list[str]:
-    """Return the IP addresses that connections through a port can use, routable ones first."""
-    if port.netdev is None:
-        return []
-    entries = psutil.net_if_addrs().get(port.netdev, [])
-    found = [entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
-    return sorted(found, key=lambda address: ipaddress.ip_address(address.partition("%")[0]).is_link_local)
+def _addresses(ports: Iterable[PortInfo]) -> list[str]:
+    """Return the IP addresses that connections through any port can use, routable ones of active ports first."""
+    found = [
+        (interfaces.is_link_local(address), port.state != "active", address)
+        for port in ports
+        for interface in port.interfaces
+        for address in interface.addresses
+    ]
+    return [address for _, _, address in sorted(found, key=lambda entry: entry[:2])]
 
 
 class _Probed(NamedTuple):
@@ -548,13 +559,17 @@ def _probe_extended_queues(context: Any) -> Capability:
 
 
 def _probe_types(context: Any, domain: Any) -> Capability:
-    """Try which queue pairs can be created besides reliable connections."""
+    """Try which queue pairs can be created."""
     queue = lib.ibv_create_cq(context, 1, ffi.NULL, ffi.NULL, 0)
     if queue == ffi.NULL:
         return Capability.NONE
     try:
         found = Capability.NONE
-        types = {lib.IBV_QPT_UC: Capability.UNRELIABLE_CONNECTIONS, lib.IBV_QPT_UD: Capability.DATAGRAMS}
+        types = {
+            lib.IBV_QPT_RC: Capability.RELIABLE_CONNECTIONS,
+            lib.IBV_QPT_UC: Capability.UNRELIABLE_CONNECTIONS,
+            lib.IBV_QPT_UD: Capability.DATAGRAMS,
+        }
         for kind, capability in types.items():
             if _try_to_create(domain, queue, 0, kind) is not None:
                 found |= capability

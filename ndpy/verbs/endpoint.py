@@ -11,7 +11,7 @@ from ndpy import errors
 from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.endpoint import Endpoint
 from ndpy.flags import Status
-from ndpy.info import Gid, PathInfo, PortInfo
+from ndpy.info import AdapterInfo, Gid, PathInfo, PortInfo, is_same_address
 from ndpy.queue_pair_attributes import CHANGES, AddressVector, Change, QueuePairState, QueuePairType
 from ndpy.quirks import Quirk
 from ndpy.verbs.adapter_info import gid_at, mtu_bytes
@@ -31,6 +31,14 @@ def rank(gid: Gid) -> tuple[int, int, int, int]:
     return version, 2 if loopback else int(address.is_link_local), int(address.ipv4_mapped is None), gid.index
 
 
+def best_gid(info: AdapterInfo, port: PortInfo) -> Gid | None:
+    """The best GID of a port: of the interface or the address that the adapter was asked for by, if there is one."""
+    asked_for, wanted = info.asked_for, list[Gid]()
+    if asked_for:
+        wanted = [gid for gid in port.gids if asked_for == gid.netdev or is_same_address(asked_for, gid.address)]
+    return min(wanted or port.gids, key=rank, default=None)
+
+
 def local_endpoint_of(adapter: VerbsAdapter, qp_number: int, gid_index: int | None, psn: int | None) -> Endpoint:
     """The local endpoint of a queue pair."""
     port = active_port(adapter)
@@ -39,7 +47,7 @@ def local_endpoint_of(adapter: VerbsAdapter, qp_number: int, gid_index: int | No
             "iWARP connects through librdmacm only; use Adapter.connect() and listen()", operation="local_endpoint"
         )
     if gid_index is None:
-        best = min(port.gids, key=rank, default=None)
+        best = best_gid(adapter.info, port)
     else:
         best = next((gid for gid in port.gids if gid.index == gid_index), None)
         if best is None:
@@ -211,7 +219,7 @@ def explain(
     if status is Status.IO_TIMEOUT:
         if adapter.port_state != "active":
             return f"port {adapter._port} of {adapter.info.name} is down: see `ip link` and the cable"
-        return ends + _CAUSES[adapter.info.transport]
+        return ends + _CAUSES.get(adapter.info.transport, _CAUSES["RoCE"])
     # A connection manager gives both ends the same path MTU.
     if status in _MAY_BE_THE_MTU and path is not None:
         return f"{ends}the peer may use another path MTU, and both ends need the same one"

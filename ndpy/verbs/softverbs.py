@@ -58,9 +58,9 @@ def hint() -> str:
     return HINT if is_there() and not is_asked_for() else ""
 
 
-def is_listed_by_name_only(name: str) -> bool:
-    """Whether list_adapters() lists the adapter of this name only if the environment names it."""
-    return name == NAME
+def is_listed_by_name_only(which: str | None) -> bool:
+    """Whether this names soft0, perhaps with its port. list_adapters() lists it only if the environment names it."""
+    return which is not None and NAME in (which, which.rpartition(":")[0])
 
 
 def describe_unlisted() -> dict[str, str]:
@@ -74,4 +74,4 @@ def describe_unlisted() -> dict[str, str]:
 
 def is_asked_for() -> bool:
     """Whether the environment asks for soft0."""
-    return os.environ.get("NDPY_ADAPTER") == NAME
+    return is_listed_by_name_only(os.environ.get("NDPY_ADAPTER"))

@@ -482,6 +482,10 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *domain, struct ibv_qp_init_attr *req
         errno = failure(&fake_failures.create_qp);
         return NULL;
     }
+    if (fake_is_unconnected() && request->qp_type != IBV_QPT_UD) {
+        errno = EOPNOTSUPP;
+        return NULL;
+    }
     made = calloc(1, sizeof *made);
     made->ibv.context = domain->context;
     made->ibv.pd = domain;

@@ -31,8 +31,21 @@ struct fake_settings {
     int32_t port_down;
     int32_t speed; /* of the port, in units of 100 Mbit/s */
     int32_t in_order; /* which enum ibv_wr_opcode write in order, as bits */
+    int32_t ports; /* how many; 0 is one */
+    int32_t unconnected; /* whether there are datagrams only */
+    int32_t gids; /* how many of fake_gids there are */
 } fake_settings = {.fork_status = IBV_FORK_UNNEEDED, .rereg_result = IBV_REREG_MR_ERR_INPUT, .rereg_errno = EOPNOTSUPP,
     .dmabuf_errno = EOPNOTSUPP, .iova_errno = EOPNOTSUPP};
+
+/* The test sets these, for ports other than plain active ones of Ethernet. 0 is the default; a link layer of -1 is unspecified. */
+struct fake_port {
+    int32_t state;
+    int32_t link_layer;
+    int32_t mtu;
+    int32_t lid;
+} fake_ports[8];
+
+struct ibv_gid_entry fake_gids[1024];
 
 /* The test reads these: the arguments of the last call, and the number of regions. */
 struct fake_seen {
@@ -48,6 +61,11 @@ struct fake_seen {
     int32_t most_at_once;
     int32_t moved; /* whether ibv_rereg_mr() got another protection domain */
 } fake_seen;
+
+int fake_is_unconnected(void)
+{
+    return fake_settings.unconnected;
+}
 
 static pthread_cond_t opened = PTHREAD_COND_INITIALIZER;
 static int held;
@@ -277,7 +295,7 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *out)
     out->max_sge = 16;
     out->max_sge_rd = fake_settings.read_sge;
     out->max_qp_rd_atom = out->max_qp_init_rd_atom = 16;
-    out->phys_port_cnt = 1;
+    out->phys_port_cnt = fake_settings.ports ? (uint8_t)fake_settings.ports : 1;
     out->node_guid = 0xFA;
     if (fake_xrc)
         out->max_srq = out->max_srq_wr = 100;
@@ -292,11 +310,17 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
 {
     struct ibv_port_attr *attributes = (struct ibv_port_attr *)out;
 
-    (void)context, (void)port;
-    attributes->state = fake_settings.port_down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
-    attributes->active_mtu = attributes->max_mtu = IBV_MTU_4096;
+    const struct fake_port *set = &fake_ports[port - 1];
+
+    (void)context;
+    attributes->state = set->state ? (enum ibv_port_state)set->state : fake_settings.port_down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
+    attributes->max_mtu = IBV_MTU_4096;
+    attributes->active_mtu = set->mtu ? (enum ibv_mtu)set->mtu : IBV_MTU_4096;
     attributes->max_msg_sz = 1u << 30;
-    attributes->link_layer = IBV_LINK_LAYER_ETHERNET;
+    attributes->link_layer = set->link_layer < 0 ? IBV_LINK_LAYER_UNSPECIFIED :
+        set->link_layer ? (uint8_t)set->link_layer : IBV_LINK_LAYER_ETHERNET;
+    attributes->lid = (uint16_t)set->lid;
+    attributes->gid_tbl_len = (int)(sizeof fake_gids / sizeof *fake_gids);
     return 0;
 }
 
@@ -317,8 +341,13 @@ int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode operation, 
 ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t most, uint32_t flags,
     size_t size)
 {
-    (void)context, (void)entries, (void)most, (void)flags, (void)size;
-    return 0;
+    size_t count = (size_t)fake_settings.gids < most ? (size_t)fake_settings.gids : most;
+
+    (void)context, (void)flags;
+    if (size != sizeof *entries)
+        return -EINVAL;
+    memcpy(entries, fake_gids, count * size);
+    return (ssize_t)count;
 }
 
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)

@@ -98,6 +98,8 @@ void fake_leave_domain(struct ibv_qp *receiver);
 int fake_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 void fake_fill_xrc_operations(struct verbs_context *verbs);
 
+/* From fake_verbs.c: whether there are queue pairs for datagrams only. */
+int fake_is_unconnected(void);
 /* From fake_verbs.c: the descriptor to which events of a device are written. */
 int fake_async_end(struct ibv_context *context);
 /* From fake_queues.c. */

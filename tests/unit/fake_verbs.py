@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import ipaddress
 import os
 import shutil
 import subprocess
@@ -53,7 +54,25 @@ class Settings(ctypes.Structure):
             "port_down",
             "speed",
             "in_order",
+            "ports",
+            "unconnected",
+            "gids",
         )
+    )
+
+
+class Port(ctypes.Structure):
+    """struct fake_port."""
+
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("state", "link_layer", "mtu", "lid"))
+
+
+class GidEntry(ctypes.Structure):
+    """struct ibv_gid_entry."""
+
+    _fields_ = (
+        ("value", ctypes.c_ubyte * 16),
+        *((name, ctypes.c_uint32) for name in ("index", "port", "type", "ifindex")),
     )
 
 
@@ -175,9 +194,32 @@ class FakeVerbs:
         self.counts = Counts.in_dll(self._library, "fake_counts")
         self.failures = Failures.in_dll(self._library, "fake_failures")
         self.connecting = Connecting.in_dll(self._library, "fake_connecting")
+        self.ports = (Port * 8).in_dll(self._library, "fake_ports")
+        self._gids = (GidEntry * 1024).in_dll(self._library, "fake_gids")
         self.xrc = ctypes.c_int32.in_dll(self._library, "fake_xrc")
         self.extended = Extended.in_dll(self._library, "fake_extended")
         self._adapters: weakref.WeakSet[ndpy.Adapter] = weakref.WeakSet()
+
+    def have_gid(
+        self, address: str, index: int, port: int = 1, kind: str = "RoCE v2", netdev: str | None = None
+    ) -> None:
+        """Give a port a GID. netdev: the interface that the kernel says it belongs to."""
+        gid = ipaddress.ip_address(address)
+        packed = gid.packed if gid.version == 6 else bytes(10) + b"\xff\xff" + gid.packed
+        number = [
+            native_calls.lib.IBV_GID_TYPE_IB,
+            native_calls.lib.IBV_GID_TYPE_ROCE_V1,
+            native_calls.lib.IBV_GID_TYPE_ROCE_V2,
+        ]
+        entry = self._gids[self.settings.gids]
+        entry.value[:] = packed
+        entry.index, entry.port = index, port
+        entry.type = number[["InfiniBand", "RoCE v1", "RoCE v2"].index(kind)]
+        self.settings.gids += 1
+        if netdev is not None:
+            folder = self.folder / f"ports/{port}/gid_attrs/ndevs"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / str(index)).write_text(f"{netdev}\n")
 
     def hold(self) -> None:
         self._library.fake_hold(1)

@@ -53,8 +53,10 @@ def test_an_adapter_is_named_or_the_first_that_is_active_or_serves_the_address(i
     assert [choose(adapters, name) for name in "abc"] == adapters
     for address in ("192.0.2.2", "2001:db8::2", "2001:db8:0::2"):
         assert choose(adapters, address) is other
-    for address in ("192.0.2.1", "fe80::1", "fe80::1%eth1"):
+    for address in ("192.0.2.1", "fe80::1", "fe80::1%eth0"):
         assert choose(adapters, address) is third
+    with pytest.raises(ndpy.AdapterNotFoundError, match="fe80::1%eth1"):
+        choose(adapters, "fe80::1%eth1")
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ VALUES = [
     ndpy.XrcDestination(0x1234),
     ndpy.AdapterEvent(ndpy.EventKind.PORT_ACTIVE, 1, None, "port active"),
     ndpy.Gid(0, bytes(16), "RoCE v2", "10.0.0.1"),
+    ndpy.NetworkInterface("eth0.10", "vlan", "eth0", 10, ("10.0.0.1",)),
     ndpy.PortInfo(1, "active", "Ethernet", 1024, 4096, 0, "eth0", (ndpy.Gid(0, bytes(16), "RoCE v2", "10.0.0.1"),)),
     ndpy.DatagramSource(**{field.name: 1 for field in dataclasses.fields(ndpy.DatagramSource)}),
     ndpy.PathInfo(**{field.name: 1 for field in dataclasses.fields(ndpy.PathInfo)}),

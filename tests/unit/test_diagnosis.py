@@ -529,6 +529,7 @@ def port(**changes) -> ndpy.info.PortInfo:
 def adapter(*ports, **changes) -> ndpy.AdapterInfo:
     values = dict.fromkeys(ndpy.AdapterInfo.__dataclass_fields__, 0)
     values |= {"name": "mlx5_0", "transport": "RoCE", "addresses": ("192.0.2.1",), "numa_node": None, "ports": ports}
+    values |= {"capabilities": ndpy.Capability.RELIABLE_CONNECTIONS, "port": 1, "asked_for": ""}
     return ndpy.AdapterInfo(**(values | changes))
 
 

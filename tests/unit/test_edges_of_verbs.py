@@ -573,11 +573,18 @@ def test_a_shared_receive_of_4_gib_is_too_long_and_takes_no_place(adapter):
 
 
 def test_what_is_known_of_an_adapter_can_be_written_as_json(adapter):
-    gid = Gid(index=3, value=bytes(range(16)), type="RoCE v2", address="1:203::")
+    gid = Gid(index=3, value=bytes(range(16)), type="RoCE v2", address="1:203::", netdev="eth2.10", vlan=10)
     info = dataclasses.replace(adapter.info, ports=(dataclasses.replace(adapter.info.ports[0], gids=(gid,)),))
     values = json.loads(json.dumps(info.to_dict()))
     assert values["ports"][0]["gids"] == [
-        {"index": 3, "value": gid.value.hex(), "type": gid.type, "address": gid.address}
+        {
+            "index": 3,
+            "value": gid.value.hex(),
+            "type": gid.type,
+            "address": gid.address,
+            "netdev": "eth2.10",
+            "vlan": 10,
+        }
     ]
     assert values["capabilities"] == info.capabilities.names()
     assert values["name"] == "fake0"

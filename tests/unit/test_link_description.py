@@ -13,7 +13,8 @@ import pytest
 import ndpy
 from ndpy import system_files
 from ndpy.doctor import linux_link
-from ndpy.doctor.link import LinkDescription, port_in_use
+from ndpy.doctor.link import LinkDescription
+from ndpy.info import port_in_use
 
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
 NET = "sys/class/net"
@@ -276,11 +277,12 @@ def test_priorities_are_a_set():
     assert LinkDescription.from_dict(whole().to_dict() | {"pfc": [7, 0, 7]}).pfc == (0, 7)
 
 
-def test_the_port_in_use_is_the_first_active_one():
+def test_the_port_in_use_is_the_one_that_the_adapter_names():
     ports = [
         ndpy.PortInfo(n, state, "Ethernet", 4096, 4096, 0, f"eth{n}", ())
         for n, state in enumerate(("down", "active", "active"))
     ]
-    assert port_in_use(adapter(ports=tuple(ports))) is ports[1]
-    assert port_in_use(adapter(ports=tuple(ports[:1]))) is ports[0]
+    assert port_in_use(adapter(ports=tuple(ports), port=1)) is ports[1]
+    assert port_in_use(adapter(ports=tuple(ports), port=2)) is ports[2]
+    assert port_in_use(adapter(ports=tuple(ports[:1]), port=1)) is ports[0]
     assert port_in_use(adapter(ports=())) is None

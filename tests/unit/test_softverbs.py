@@ -30,6 +30,7 @@ from ndpy.doctor import describe_link, linux
 from ndpy.doctor.findings import Verdict
 from ndpy.quirks import Quirk
 from ndpy.verbs import adapter_info, endpoint, native_calls, softverbs
+from ndpy.verbs.interfaces import Place
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -114,7 +115,9 @@ def test_the_environment_keeps_nobody_from_the_others(fake, soft, monkeypatch):
 
 def test_an_unknown_name_is_refused_with_soft0_on_a_machine_without_libibverbs(bare, soft, monkeypatch):
     monkeypatch.setenv("NDPY_ADAPTER", "soft0")
-    with pytest.raises(ndpy.AdapterNotFoundError, match=r"no adapter 'other0'; there is soft0 \(active; 192.0.2.7"):
+    with pytest.raises(
+        ndpy.AdapterNotFoundError, match=r"no adapter 'other0'; there is soft0 \(active at lo; 192.0.2.7"
+    ):
         ndpy.open_adapter("other0")
 
 
@@ -295,7 +298,7 @@ def test_a_machine_that_does_not_tell_its_addresses_has_none(bare, soft, failure
     assert platforms.find("soft0").addresses == ()
 
 
-def test_its_gids_are_addresses(bare, soft, monkeypatch):
+def test_its_gids_are_addresses(bare, soft, monkeypatch, tmp_path):
     values = {0: bytes(10) + b"\xff\xff\x7f\0\0\1", 1: bytes(10) + b"\xff\xff\xc0\0\2\7", 2: bytes(15) + b"\1"}
 
     class Native:
@@ -308,7 +311,7 @@ def test_its_gids_are_addresses(bare, soft, monkeypatch):
 
     monkeypatch.setattr(adapter_info, "lib", Native())
     monkeypatch.setattr(adapter_info, "has_symbol", lambda name, library: False)
-    gids = adapter_info._gids(None, "soft0", 1, 8, True)
+    gids = adapter_info._gids(None, "soft0", Place(tmp_path, 1, 1), 8, True)
     assert [(gid.index, gid.address, gid.type) for gid in gids] == [
         (0, "127.0.0.1", "iWARP"),
         (1, "192.0.2.7", "iWARP"),

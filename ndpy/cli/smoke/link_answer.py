@@ -8,6 +8,7 @@ import ndpy
 from ndpy.cli.smoke.resources import ConnectionEnd
 from ndpy.cli.smoke.views import View, plain
 from ndpy.doctor import LinkDescription, describe_link
+from ndpy.info import as_named
 
 
 def describe_own(info: ndpy.AdapterInfo, queue_pair: ndpy.QueuePair | None) -> LinkDescription:
@@ -18,6 +19,9 @@ def describe_own(info: ndpy.AdapterInfo, queue_pair: ndpy.QueuePair | None) -> L
             path = queue_pair.path
     with contextlib.suppress(ndpy.NdpyError, OSError):
         info = next((now for now in ndpy.list_adapters() if now.name == info.name), info)
+    # A connection may use another port than the one that was asked for.
+    port = path.port if path is not None else info.port
+    info = as_named(info, f"{info.name}:{port}") or info
     return describe_link(info, path.local_gid.index if path is not None and path.local_gid is not None else None)
 
 

@@ -174,6 +174,8 @@ def describe(info: ndpy.AdapterInfo) -> dict[str, Any]:
         "driver": info.driver,
         "transport": info.transport,
         "firmware": info.firmware,
+        "port": info.port,
+        "netdev": info.netdev,
         "state": info.state,
         "addresses": list(info.addresses),
         "mtu": info.mtu,

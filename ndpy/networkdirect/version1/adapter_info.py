@@ -13,7 +13,8 @@ from ndpy.networkdirect.provider_dll import Provider
 # ND_ADAPTER_INFO1 has no flags. Every adapter of the version has windows, CompleteConnect and Reject, SendAndInvalidate
 # and Resize. ndpy assumes that an adapter can connect to itself. It does not assume that bytes arrive in order.
 _CAPABILITIES = (
-    Capability.MEMORY_WINDOWS
+    Capability.RELIABLE_CONNECTIONS
+    | Capability.MEMORY_WINDOWS
     | Capability.REFUSE_OFFER
     | Capability.SEND_INVALIDATE
     | Capability.RESIZE_COMPLETION_QUEUE

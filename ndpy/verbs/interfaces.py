@@ -1,0 +1,217 @@
+"""The network interfaces that lead to the ports of an adapter, as the kernel shows them in /sys.
+
+A port has more than one: the interfaces of its GIDs, those of its device, and whatever lies on them, such as VLANs, bonds and
+bridges. The kernel gives a port a GID for each address of any of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import itertools
+import re
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from ndpy.info import Gid, NetworkInterface
+from ndpy.system_files import names, path, read, read_number
+
+# The kinds of interfaces through which the ones below them can be used.
+_ABOVE = ("vlan", "bond", "team", "bridge", "macvlan", "ipvlan")
+_LONGEST_NAME = 15
+_LARGEST_VLAN = 4094
+# Of enum ARPHRD_… in linux/if_arp.h.
+_TYPES = {"1": "ethernet", "32": "ipoib", "772": "loopback"}
+# What the driver calls the interface of a virtual function or a subfunction on the side of the switch.
+_REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
+
+
+def folder_of(netdev: str) -> Path:
+    """What the kernel shows of an interface."""
+    return path("/sys/class/net", netdev)
+
+
+def is_name(text: str) -> bool:
+    """Whether the kernel would take this for an interface's name."""
+    return 0 < len(text) <= _LONGEST_NAME and "/" not in text and text not in (".", "..")
+
+
+def addresses_here() -> dict[str, tuple[str, ...]]:
+    """The IP addresses of this network namespace, by interface. Link-local IPv6 addresses have their scope."""
+    return {
+        netdev: tuple(entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6))
+        for netdev, entries in psutil.net_if_addrs().items()
+    }
+
+
+def gid_of(address: str) -> bytes:
+    """The GID that the kernel makes of an IP address on RoCE."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    return (b"\0" * 10 + b"\xff\xff" if parsed.version == 4 else b"") + parsed.packed
+
+
+def is_link_local(address: str) -> bool:
+    """Whether only hosts of the same link reach this address."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_link_local
+
+
+# ---- one interface ----
+
+
+def kind_of(netdev: str) -> str | None:
+    """The kind of an interface: "vlan", "bond", "ethernet" and so on. None if the kernel does not show it."""
+    text = read(folder_of(netdev) / "uevent")
+    if "INTERFACE=" not in text:
+        return None
+    kind = next((line[len("DEVTYPE=") :] for line in text.splitlines() if line.startswith("DEVTYPE=")), "")
+    return kind or _TYPES.get(read(folder_of(netdev) / "type"), "unknown")
+
+
+def vlan_of(netdev: str) -> int | None:
+    """The ID of a VLAN's interface, 0 for one that is no VLAN's. None if the kernel does not say."""
+    kind = kind_of(netdev)
+    if kind is None:
+        return None
+    if kind != "vlan":
+        return 0
+    for line in read(path("/proc/net/vlan", netdev)).splitlines():
+        for name, value in itertools.pairwise(line.split()):
+            if name == "VID:" and value.isascii() and value.isdigit() and 0 < int(value) <= _LARGEST_VLAN:
+                return int(value)
+    return None
+
+
+def below(netdev: str) -> list[str]:
+    """The interfaces that one lies on. Several below a bond or a bridge."""
+    parent = read(folder_of(netdev) / "parent")
+    if is_name(parent):
+        # An IPoIB child.
+        return [parent]
+    return [entry[len("lower_") :] for entry in names(folder_of(netdev), "lower_*")]
+
+
+def above(netdev: str) -> list[str]:
+    """The interfaces that lie on one."""
+    return [entry[len("upper_") :] for entry in names(folder_of(netdev), "upper_*")]
+
+
+# ---- from an adapter to its interfaces ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A port of the adapter that the kernel shows in a folder. ports: how many the adapter has."""
+
+    folder: Path
+    number: int
+    ports: int
+
+
+class GidInterfaces:
+    """Which interfaces the GIDs of a port belong to.
+
+    The kernel tells the interface's name as it is in the namespace where that is. An interface of this namespace can have the
+    same name. It is the GID's if it has the GID's address, or made the GID of its hardware address.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._folder = place.folder / "ports" / str(place.number) / "gid_attrs/ndevs"
+        self._here = addresses_here()
+        self._known: dict[str, tuple[set[bytes], int | None]] = {}
+
+    def of(self, index: int, value: bytes) -> tuple[str | None, int | None]:
+        """The interface of the GID at this index, and its VLAN. None if it has none, or one of another network namespace."""
+        netdev = read(self._folder / str(index))
+        if not is_name(netdev):
+            return None, None
+        if netdev not in self._known:
+            self._known[netdev] = self._gids_of(netdev), vlan_of(netdev) or None
+        gids, vlan = self._known[netdev]
+        return (netdev, vlan) if value in gids else (None, None)
+
+    def _gids_of(self, netdev: str) -> set[bytes]:
+        made = set(map(gid_of, self._here.get(netdev, ())))
+        hardware = read(folder_of(netdev) / "address").replace(":", "")
+        if len(hardware) == 12 and netdev in self._here:
+            octets = bytes.fromhex(hardware)
+            made.add(b"\xfe\x80" + bytes(6) + bytes([octets[0] ^ 2]) + octets[1:3] + b"\xff\xfe" + octets[3:])
+        return made
+
+
+def interfaces_of(
+    place: Place, gids: Sequence[Gid], hardware_address: str | None = None
+) -> tuple[NetworkInterface, ...]:
+    """The interfaces that lead to a port. Those of its GIDs come first.
+
+    hardware_address: the one of its interface, if its GIDs are made of that.
+    """
+    of_gids = [gid.netdev for gid in gids if gid.netdev]
+    found = [*of_gids, *_named_by_adapter(place), *_with_hardware_address(hardware_address), *_of_device(place)]
+    found = list(dict.fromkeys(found))
+    # The list grows while it is read.
+    for netdev in found:
+        found += [upper for upper in above(netdev) if upper not in found and kind_of(upper) in _ABOVE]
+    here = addresses_here()
+    if of_gids:
+        # RoCE takes an address only while it is in the table. Of the ports of a bond, the active one may have it.
+        table = {gid.value for gid in gids}
+        here = {netdev: tuple(own for own in here.get(netdev, ()) if gid_of(own) in table) for netdev in found}
+    return tuple(_describe(netdev, found, here) for netdev in found)
+
+
+def all_with(addresses: Iterable[str]) -> tuple[NetworkInterface, ...]:
+    """The interfaces that have any of these addresses, with these."""
+    wanted = set(addresses)
+    here = {netdev: tuple(filter(wanted.__contains__, own)) for netdev, own in addresses_here().items()}
+    return tuple(_describe(netdev, (), here) for netdev, own in here.items() if own)
+
+
+def _describe(netdev: str, others: Iterable[str], here: Mapping[str, tuple[str, ...]]) -> NetworkInterface:
+    lower = below(netdev)
+    return NetworkInterface(
+        name=netdev,
+        kind=kind_of(netdev) or "unknown",
+        parent=next((entry for entry in lower if entry in others), next(iter(lower), None)),
+        vlan=vlan_of(netdev) or None,
+        addresses=tuple(sorted(here.get(netdev, ()), key=is_link_local)),
+    )
+
+
+def _named_by_adapter(place: Place) -> list[str]:
+    """Adapters in software name the interface that they were made on."""
+    parent = read(place.folder / "parent")
+    return [parent] if is_name(parent) else []
+
+
+def _with_hardware_address(wanted: str | None) -> list[str]:
+    if not wanted:
+        return []
+    found = [entry for entry in names(path("/sys/class/net")) if read(folder_of(entry) / "address").lower() == wanted]
+    # A VLAN has the address of the interface that it lies on.
+    return sorted(found, key=lambda netdev: kind_of(netdev) in _ABOVE)[:1]
+
+
+def _of_device(place: Place) -> list[str]:
+    """The interfaces of the same device that use this port, by the number that their driver gives."""
+    found = [
+        netdev
+        for netdev in names(place.folder / "device/net")
+        if not _REPRESENTOR.fullmatch(read(folder_of(netdev) / "phys_port_name"))
+    ]
+    if place.ports == 1:
+        return found
+    ports = {netdev: read_number(folder_of(netdev) / "dev_port") or 0 for netdev in found}
+    if not any(ports.values()):
+        # Older drivers number their ports here.
+        ports = {netdev: _hexadecimal(read(folder_of(netdev) / "dev_id")) for netdev in found}
+    return [netdev for netdev in found if ports[netdev] == place.number - 1] if any(ports.values()) else []
+
+
+def _hexadecimal(text: str) -> int:
+    try:
+        return int(text, 16)
+    except ValueError:
+        return 0

@@ -1,0 +1,371 @@
+"""The interfaces, addresses and GIDs of adapters with several: VLANs, bonds, bridges, two ports, network namespaces."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from click.testing import CliRunner
+
+import ndpy
+from ndpy import Capability, platforms, system_files
+from ndpy.cli import main
+from ndpy.doctor import linux
+from ndpy.doctor.findings import Verdict
+from ndpy.verbs import interfaces
+from ndpy.verbs.native_calls import lib
+
+DOWN, ACTIVE = lib.IBV_PORT_DOWN, lib.IBV_PORT_ACTIVE
+
+
+class Machine:
+    """A machine's interfaces, as files below the fake's /sys and /proc and as addresses."""
+
+    def __init__(self, fake, monkeypatch):
+        self.fake = fake
+        self.addresses = {}
+        root = system_files.path("/")
+        for name in ("sys/class/net", "proc"):
+            (root / name).unlink()
+            (root / name).mkdir(parents=True)
+        monkeypatch.setattr(interfaces, "addresses_here", lambda: dict(self.addresses))
+
+    def interface(self, name, *addresses, kind="", on=(), vlan=None, hardware="02:00:00:00:00:01", **files):
+        """An interface of this network namespace."""
+        folder = interfaces.folder_of(name)
+        folder.mkdir()
+        (folder / "uevent").write_text(f"{f'DEVTYPE={kind}' if kind else ''}\nINTERFACE={name}\nIFINDEX=9\n")
+        (folder / "type").write_text("1\n")
+        (folder / "address").write_text(f"{hardware}\n")
+        for file, text in files.items():
+            (folder / file).write_text(f"{text}\n")
+        for lower in on:
+            (folder / f"lower_{lower}").symlink_to(f"../{lower}")
+            (interfaces.folder_of(lower) / f"upper_{name}").symlink_to(f"../{name}")
+        if vlan is not None:
+            table = system_files.path("/proc/net/vlan")
+            table.mkdir(parents=True, exist_ok=True)
+            (table / name).write_text(f"{name}  VID: {vlan}\t REORDER_HDR: 1  dev->priv_flags: 1021\n")
+        self.addresses[name] = addresses
+
+    def of_device(self, *names):
+        """Interfaces of the adapter's own device."""
+        for name in names:
+            (self.fake.folder / "device/net" / name).mkdir(parents=True)
+
+
+@pytest.fixture
+def machine(fake, monkeypatch):
+    return Machine(fake, monkeypatch)
+
+
+@pytest.fixture
+def vlans(machine, fake):
+    """eth2 with two VLANs; the table begins with the GID that is made of the hardware address."""
+    machine.interface("eth2", "10.0.0.1", "fe80::1%eth2")
+    machine.interface("eth2.10", "10.0.10.1", kind="vlan", on=["eth2"], vlan=10)
+    machine.interface("eth2.20", "10.0.20.1", "2001:db8:20::1", kind="vlan", on=["eth2"], vlan=20)
+    fake.have_gid("fe80::ff:fe00:1", 0, netdev="eth2")
+    fake.have_gid("10.0.0.1", 1, netdev="eth2")
+    fake.have_gid("10.0.10.1", 2, netdev="eth2.10")
+    fake.have_gid("10.0.20.1", 3, netdev="eth2.20")
+    fake.have_gid("2001:db8:20::1", 4, netdev="eth2.20")
+    fake.have_gid("fe80::1", 5, netdev="eth2")
+    return machine
+
+
+@pytest.fixture
+def two_ports(machine, fake):
+    """One device with two ports: eth2, with 10.0.1.1, and eth3, with a VLAN. Both have addresses of one subnet."""
+    fake.settings.ports = 2
+    machine.interface("eth2", "10.0.1.1", "10.9.0.1")
+    machine.interface("eth3", "10.0.2.1", "10.9.0.2", hardware="02:00:00:00:00:03")
+    machine.interface("eth3.30", "10.0.30.1", kind="vlan", on=["eth3"], vlan=30, hardware="02:00:00:00:00:03")
+    fake.ports[1].mtu = lib.IBV_MTU_1024
+    for index, (port, netdev, address) in enumerate(
+        [
+            (1, "eth2", "10.0.1.1"),
+            (1, "eth2", "10.9.0.1"),
+            (2, "eth3", "10.0.2.1"),
+            (2, "eth3", "10.9.0.2"),
+            (2, "eth3.30", "10.0.30.1"),
+        ]
+    ):
+        fake.have_gid(address, index, port, netdev=netdev)
+    return machine
+
+
+def endpoint_of(adapter):
+    with adapter.create_completion_queue(8) as queue, adapter.create_queue_pair(queue) as queue_pair:
+        return queue_pair.local_endpoint()
+
+
+# ---- VLANs ----
+
+
+def test_a_port_leads_to_its_vlans_with_their_ids_and_addresses(vlans):
+    (port,) = platforms.find("fake0").ports
+    assert [(entry.name, entry.kind, entry.parent, entry.vlan, entry.addresses) for entry in port.interfaces] == [
+        ("eth2", "ethernet", None, None, ("10.0.0.1", "fe80::1%eth2")),
+        ("eth2.10", "vlan", "eth2", 10, ("10.0.10.1",)),
+        ("eth2.20", "vlan", "eth2", 20, ("10.0.20.1", "2001:db8:20::1")),
+    ]
+    assert port.netdev == "eth2"
+
+
+def test_the_addresses_are_those_of_all_interfaces_and_link_local_ones_come_last(vlans):
+    info = platforms.find("fake0")
+    assert info.addresses == ("10.0.0.1", "10.0.10.1", "10.0.20.1", "2001:db8:20::1", "fe80::1%eth2")
+
+
+def test_each_gid_tells_its_interface_and_vlan(vlans):
+    (port,) = platforms.find("fake0").ports
+    told = [(gid.index, gid.netdev, gid.vlan) for gid in port.gids]
+    assert told == [
+        (0, "eth2", None),
+        (1, "eth2", None),
+        (2, "eth2.10", 10),
+        (3, "eth2.20", 20),
+        (4, "eth2.20", 20),
+        (5, "eth2", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "which", ["eth2", "eth2.10", "eth2.20", "10.0.0.1", "10.0.20.1", "2001:db8:20:0::1", "fake0:1"]
+)
+def test_an_adapter_opens_by_interface_port_and_every_address(vlans, which):
+    assert platforms.find(which).name == "fake0"
+
+
+@pytest.mark.parametrize(
+    ("which", "netdev", "first", "gid"),
+    [
+        ("fake0", "eth2", "10.0.0.1", "10.0.0.1"),
+        ("eth2.20", "eth2.20", "10.0.20.1", "10.0.20.1"),
+        ("2001:db8:20::1", "eth2.20", "2001:db8:20::1", "2001:db8:20::1"),
+        ("10.0.10.1", "eth2.10", "10.0.10.1", "10.0.10.1"),
+    ],
+)
+def test_what_an_adapter_was_opened_by_comes_first_and_chooses_the_gid(vlans, fake, which, netdev, first, gid):
+    fake.name = which
+    with fake.open() as adapter:
+        assert (adapter.info.netdev, adapter.info.addresses[0]) == (netdev, first)
+        assert len(adapter.info.addresses) == 5
+        assert endpoint_of(adapter).gid == interfaces.gid_of(gid)
+
+
+def test_devices_shows_the_interface_and_vlan_of_each_gid_and_address(vlans, fake):
+    said = CliRunner().invoke(main, ["devices", "-v", "fake0"]).output
+    assert "eth2.20: vlan 20 on eth2: 10.0.20.1, 2001:db8:20::1" in said
+    assert "GID 3: 10.0.20.1 (RoCE v2), eth2.20, VLAN 20" in said
+    assert "GID 1: 10.0.0.1 (RoCE v2), eth2\n" in said
+
+
+# ---- bonds, bridges, macvlans ----
+
+
+def test_what_lies_on_an_interface_leads_to_its_port_and_tunnels_do_not(machine, fake):
+    machine.interface("eth2")
+    machine.interface("bond0", "10.0.0.1", kind="bond", on=["eth2"])
+    machine.interface("bond0.7", "10.0.7.1", kind="vlan", on=["bond0"], vlan=7)
+    machine.interface("br0", "10.0.8.1", kind="bridge", on=["bond0.7"])
+    machine.interface("mv0", "10.0.9.1", kind="macvlan", on=["eth2"])
+    machine.interface("vx0", "10.99.0.1", kind="vxlan", on=["eth2"])
+    machine.of_device("eth2")
+    (port,) = platforms.find("fake0").ports
+    assert {(entry.name, entry.kind, entry.parent) for entry in port.interfaces} == {
+        ("eth2", "ethernet", None),
+        ("bond0", "bond", "eth2"),
+        ("bond0.7", "vlan", "bond0"),
+        ("br0", "bridge", "bond0.7"),
+        ("mv0", "macvlan", "eth2"),
+    }
+    assert set(platforms.find("bond0.7").addresses) == {"10.0.0.1", "10.0.7.1", "10.0.8.1", "10.0.9.1"}
+
+
+def test_a_bonds_address_is_the_one_adapters_whose_table_has_it(machine, fake):
+    machine.interface("eth2", hardware="02:00:00:00:00:01")
+    machine.interface("bond0", "10.0.0.1", kind="bond", on=["eth2"], hardware="02:00:00:00:00:07")
+    fake.have_gid("fe80::ff:fe00:1", 0, netdev="eth2")
+    assert platforms.find("bond0").addresses == ()
+    fake.have_gid("10.0.0.1", 1, netdev="bond0")
+    assert platforms.find("bond0").addresses == ("10.0.0.1",)
+
+
+def test_representors_of_virtual_functions_are_not_the_ports(machine, fake):
+    machine.interface("enp1s0f0np0", "10.0.0.1", phys_port_name="p0")
+    machine.interface("enp1s0f0r1", "10.7.0.1", phys_port_name="pf0vf1")
+    machine.interface("enp1s0f0r2", "10.8.0.1", phys_port_name="c1pf0sf88")
+    machine.of_device("enp1s0f0np0", "enp1s0f0r1", "enp1s0f0r2")
+    assert platforms.find("fake0").addresses == ("10.0.0.1",)
+
+
+# ---- InfiniBand ----
+
+
+def test_ports_of_infiniband_have_their_ipoib_interfaces_by_dev_port(machine, fake):
+    fake.settings.ports = 2
+    for port in fake.ports[:2]:
+        port.link_layer = lib.IBV_LINK_LAYER_INFINIBAND
+    machine.interface("ib0", "10.1.0.1", type="32", dev_port=0)
+    machine.interface("ib0.8001", "10.1.1.1", type="32", dev_port=0, parent="ib0")
+    machine.interface("ib1", "10.2.0.1", type="32", dev_port=1)
+    machine.of_device("ib0", "ib0.8001", "ib1")
+    first, second = platforms.find("fake0").ports
+    assert [(entry.name, entry.kind, entry.parent) for entry in first.interfaces] == [
+        ("ib0", "ipoib", None),
+        ("ib0.8001", "ipoib", "ib0"),
+    ]
+    assert [entry.name for entry in second.interfaces] == ["ib1"]
+    assert platforms.find("10.2.0.1").port == 2
+    assert platforms.find("ib0.8001").port == 1
+
+
+def test_older_drivers_number_ports_by_dev_id(machine, fake):
+    fake.settings.ports = 2
+    machine.interface("eth2", "10.1.0.1", dev_id="0x0")
+    machine.interface("eth3", "10.2.0.1", dev_id="0x1")
+    machine.of_device("eth2", "eth3")
+    assert [port.netdev for port in platforms.find("fake0").ports] == ["eth2", "eth3"]
+
+
+# ---- network namespaces ----
+
+
+def test_an_interface_of_the_same_name_in_another_namespace_is_not_the_gids(machine, fake):
+    machine.interface("eth0", "10.244.0.7", hardware="02:00:00:00:00:99")
+    fake.have_gid("fe80::ff:fe00:1", 0, netdev="eth0")
+    fake.have_gid("192.0.2.1", 1, netdev="eth0")
+    info = platforms.find("fake0")
+    assert (info.addresses, info.netdev, [gid.netdev for gid in info.ports[0].gids]) == ((), None, [None, None])
+
+
+# ---- two ports ----
+
+
+def test_the_adapter_has_the_addresses_of_both_ports(two_ports):
+    info = platforms.find("fake0")
+    assert info.addresses == ("10.0.1.1", "10.9.0.1", "10.0.2.1", "10.9.0.2", "10.0.30.1")
+    assert (info.port, info.netdev, info.mtu) == (1, "eth2", 4096)
+
+
+@pytest.mark.parametrize(
+    ("which", "netdev", "first"),
+    [
+        ("fake0:2", "eth3", "10.0.2.1"),
+        ("eth3", "eth3", "10.0.2.1"),
+        ("eth3.30", "eth3.30", "10.0.30.1"),
+        ("10.9.0.2", "eth3", "10.9.0.2"),
+    ],
+)
+def test_what_is_asked_for_is_the_port_of_everything(two_ports, fake, which, netdev, first):
+    fake.name = which
+    with fake.open() as adapter:
+        info = adapter.info
+        assert (info.name, info.port, info.netdev, info.mtu, info.state) == ("fake0", 2, netdev, 1024, "active")
+        assert set(info.addresses) == {"10.0.2.1", "10.9.0.2", "10.0.30.1"}
+        assert info.addresses[0] == first
+        end = endpoint_of(adapter)
+        assert (end.port, end.gid, end.mtu) == (2, interfaces.gid_of(first), 1024)
+        assert adapter.port_state == "active"
+        fake.device_event(adapter, lib.IBV_EVENT_PORT_ERR)
+        with adapter.create_completion_queue(8) as queue, adapter.create_datagram_queue_pair(queue) as datagrams:
+            assert datagrams.max_datagram == 1024
+            assert datagrams.local_endpoint().port == 2
+        # The event is about port 1.
+        assert adapter.port_state == "active"
+
+
+def test_a_down_first_port_is_not_the_one_unless_it_is_asked_for(two_ports, fake):
+    fake.ports[0].state = DOWN
+    info = platforms.find("fake0")
+    assert (info.port, info.netdev, info.state, info.mtu) == (2, "eth3", "active", 1024)
+    assert info.addresses == ("10.0.2.1", "10.9.0.2", "10.0.30.1", "10.0.1.1", "10.9.0.1")
+    asked = platforms.find("eth2")
+    assert (asked.port, asked.netdev, asked.state, asked.mtu) == (1, "eth2", "down", 4096)
+
+
+def test_each_port_has_the_transport_of_its_link_layer(two_ports, fake):
+    fake.ports[0].link_layer = lib.IBV_LINK_LAYER_INFINIBAND
+    assert [platforms.find(which).transport for which in ("fake0", "fake0:1", "fake0:2")] == [
+        "InfiniBand",
+        "InfiniBand",
+        "RoCE",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ("fake0:3", ["no port 'fake0:3'", "fake0 has 1 (active), 2 (active)"]),
+        (
+            "eth33",
+            ["no adapter 'eth33' (did you mean eth3?)", "port 1 active at eth2", "port 2 active at eth3, eth3.30"],
+        ),
+        ("10.0.2.2", ["no adapter serves the address 10.0.2.2", "10.0.2.1"]),
+    ],
+)
+def test_the_error_of_an_unknown_name_lists_what_there_is(two_ports, which, words):
+    with pytest.raises(ndpy.AdapterNotFoundError) as caught:
+        platforms.find(which)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_name_is_an_adapters_before_it_is_an_interfaces(two_ports):
+    info = platforms.find("fake0")
+    other = dataclasses.replace(info, name="eth3", ports=())
+    assert platforms.choose([info, other], "eth3") is other
+
+
+def test_the_doctor_examines_the_port_that_is_asked_for(two_ports, fake):
+    def ports(which):
+        return {finding.check for finding in linux.examine_devices(which) if " port " in finding.check}
+
+    assert {check.partition(" port ")[2][0] for check in ports("fake0")} == {"1", "2"}
+    assert {check.partition(" port ")[2][0] for check in ports("eth3.30")} == {"2"}
+    assert {check.partition(" port ")[2][0] for check in ports("fake0:1")} == {"1"}
+
+
+# ---- a network of the vendor's own ----
+
+
+def test_a_link_layer_that_is_not_told_is_not_infiniband(machine, fake):
+    fake.settings.unconnected = 1
+    fake.ports[0].link_layer = -1
+    fake.ports[0].state = DOWN
+    info = platforms.find("fake0")
+    assert (info.transport, info.ports[0].link_layer) == ("unspecified", "unspecified")
+    assert Capability.RELIABLE_CONNECTIONS not in info.capabilities
+    found = linux.examine_devices("fake0")
+    assert not any("subnet manager" in finding.message + finding.remedy for finding in found)
+    (connections,) = [finding for finding in found if finding.check == "fake0 connections"]
+    assert connections.verdict is Verdict.FAIL
+    with (
+        fake.open() as adapter,
+        adapter.create_completion_queue(8) as queue,
+        pytest.raises(ndpy.UnsupportedError, match="no queue pairs of type RC"),
+    ):
+        adapter.create_queue_pair(queue)
+
+
+def test_a_thousand_gids_are_read_quickly_enough(machine, fake):
+    """Reading the description asks for each GID once."""
+    machine.interface("eth2", *(f"10.1.{place >> 8}.{place & 255}" for place in range(1024)))
+    for index in range(1024):
+        fake.have_gid(f"10.1.{index >> 8}.{index & 255}", index, netdev="eth2")
+    info = platforms.find("10.1.3.255")
+    assert (info.addresses[0], len(info.addresses), len(info.ports[0].gids)) == ("10.1.3.255", 1024, 1024)
+
+
+def test_interfaces_that_have_just_gone_are_not_an_error(vlans):
+    shutil.rmtree(interfaces.folder_of("eth2.20"))
+    (port,) = platforms.find("fake0").ports
+    assert [entry.kind for entry in port.interfaces] == ["ethernet", "vlan", "unknown"]
