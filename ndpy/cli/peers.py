@@ -90,13 +90,15 @@ def dial(host: str, default_port: int, command: str) -> socket.socket:
 class PeerProcess:
     """The peer as a second process on this machine. Creating it raises PeerLost if the process does not call back.
 
-    It runs `ndpy COMMAND --serve --client PORT ADAPTER`. See serving.py.
+    It runs `ndpy COMMAND --serve --client PORT ADAPTER`, with --source if one is given. See serving.py.
     """
 
-    def __init__(self, command: str, adapter: str) -> None:
+    def __init__(self, command: str, adapter: str, source: str | None = None) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         listener = SecretListener()
         words = [sys.executable, "-m", "ndpy", command, "--serve", "--client", str(listener.port), adapter]
+        if source is not None:
+            words += ["--source", source]
         # In its own session or process group, so that Ctrl-C reaches this process only. This process then ends the peer.
         self._process = subprocess.Popen(
             words,
@@ -188,15 +190,18 @@ def _is_address(text: str) -> bool:
 class PeerLink:
     """The control connection to the peer. The peer takes one command at a time. Base of the peers of the commands."""
 
-    def __init__(self, command: str, protocol: int, default_port: int, adapter: str, host: str | None) -> None:
+    def __init__(
+        self, command: str, protocol: int, default_port: int, adapter: str, host: str | None, source: str | None = None
+    ) -> None:
         """Connect to `ndpy COMMAND --serve` at `host`, or start it on this machine on this adapter. Raises PeerLost.
 
         protocol: the version of the command's protocol. Both sides must have the same.
+        source: the only address of the adapter that a peer on this machine uses.
         """
         self.host = host
         self._process: PeerProcess | None = None
         if host is None:
-            self._process = PeerProcess(command, adapter)
+            self._process = PeerProcess(command, adapter, source)
             self._channel = self._process.channel
         else:
             self._channel = Channel(dial(host, default_port, command), line_limit=REPLY_LIMIT)

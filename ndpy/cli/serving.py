@@ -14,6 +14,7 @@ import click
 import ndpy
 from ndpy.cli.channel import WAKE_S, Arguments, BadRequest, connect_with_secret
 from ndpy.cli.peers import parse_address
+from ndpy.cli.sources import open_from
 
 #: Serves one client, whose control connection this is, until it leaves. Returns how it ended.
 ServeClient = Callable[[ndpy.Adapter, socket.socket], str]
@@ -48,6 +49,8 @@ def serve(
     which: str | None,
     listen_at: str | None,
     client: int | None,
+    source: str | None = None,
+    gid: str | None = None,
 ) -> int:
     """Serve clients one at a time, until Ctrl-C. Returns the exit status.
 
@@ -59,7 +62,8 @@ def serve(
         sys.stdout.flush()
 
     try:
-        with ndpy.open_adapter(which) as adapter, contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
+            adapter = stack.enter_context(open_from(which, source, gid)[0])
             if client:
                 serve_client(adapter, stack.enter_context(connect_with_secret(client, sys.stdin.buffer)))
                 return 0

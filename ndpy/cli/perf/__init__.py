@@ -18,6 +18,7 @@ from ndpy.cli.perf.measurement import Measurement
 from ndpy.cli.perf.plan import COMPLETE_EVERY, DEFAULT_DEPTH, DEFAULT_PORT, MAX_DEPTH, MAX_QUEUE_PAIRS, MAX_SIZE, TESTS
 from ndpy.cli.perf.server import serve_client
 from ndpy.cli.serving import serve
+from ndpy.cli.sources import source_options
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -107,6 +108,7 @@ def _size(text: str) -> int:
     help="Send messages up to this size inline.",
 )
 @click.option("--histogram", is_flag=True, help="Latency: print a histogram of each size.")
+@source_options
 @output_option("json", "Write the results to FILE as JSON.")
 @output_option("csv", "Write the results to FILE as CSV, a line for each size.")
 @output_option("plot", 'Draw the results to FILE (PNG, SVG or PDF). Needs matplotlib: pip install "ndpy[plot]".')
@@ -148,7 +150,7 @@ def command(words: tuple[str, ...], serving: bool, listen_at: str | None, client
     ndpy perf TEST [ADAPTER] --peer HOST   against the machine HOST,
     ndpy perf --serve [ADAPTER]            which runs this
 
-    ADAPTER is a name such as rxe0, or a local IP address. Without it, the command takes the adapter that NDPY_ADAPTER
+    ADAPTER is a name such as rxe0, a name and a port such as mlx5_0:2, a network interface or a local IP address. Without it, the command takes the adapter that NDPY_ADAPTER
     names, or else the first adapter with an active port.
 
     The tests have the names and definitions of perftest's programs, so that figures can be laid beside those of
@@ -183,7 +185,8 @@ def command(words: tuple[str, ...], serving: bool, listen_at: str | None, client
             raise click.UsageError("--serve takes an adapter only. The test is up to the other side")
         if options["peer_host"]:
             raise click.UsageError("--serve and --peer exclude each other")
-        sys.exit(serve("perf", DEFAULT_PORT, serve_client, words[0] if words else None, listen_at, client))
+        which, source, gid = words[0] if words else None, options["source"], options["gid"]
+        sys.exit(serve("perf", DEFAULT_PORT, serve_client, which, listen_at, client, source, gid))
     if listen_at or client:
         raise click.UsageError("--listen needs --serve")
     if not words or words[0] not in TESTS or len(words) > 2:

@@ -20,6 +20,7 @@ from ndpy.cli.perf.loops import Tally
 from ndpy.cli.perf.plan import DEFAULT_PORT, PROTOCOL, Plan, Round
 from ndpy.cli.perf.rounds import BEAT, Beat, quiet, send_all, take_rest, take_until_told
 from ndpy.cli.perf.watch import NothingCame, Stalled, Watch
+from ndpy.cli.sources import ANYWHERE, Source
 
 #: How long to wait for the reason when a connection has failed. Usually the other side has gone.
 _REASON_S = 2.0
@@ -49,9 +50,9 @@ class Amount:
 class Peer(PeerLink):
     """The serving side."""
 
-    def __init__(self, adapter: str, host: str | None) -> None:
+    def __init__(self, adapter: str, host: str | None, source: str | None = None) -> None:
         """Connect to the serving side at `host`, or start one on this machine, on the same adapter. Raises PeerLost."""
-        super().__init__("perf", PROTOCOL, DEFAULT_PORT, adapter, host)
+        super().__init__("perf", PROTOCOL, DEFAULT_PORT, adapter, host, source)
 
     def beat(self) -> None:
         """Say that this side makes progress. There is no answer."""
@@ -72,9 +73,10 @@ class Peer(PeerLink):
 class Client:
     """The measuring side, connected to the serving side."""
 
-    def __init__(self, adapter: ndpy.Adapter, plan: Plan, peer: Peer) -> None:
+    def __init__(self, adapter: ndpy.Adapter, plan: Plan, peer: Peer, source: Source = ANYWHERE) -> None:
         self._plan = plan
         self._peer = peer
+        self._source = source
         self._end = End(adapter, plan, 0)
         try:
             self._watch = Watch(peer.look, self._end.problem, plan.timeout_s)
@@ -106,7 +108,7 @@ class Client:
         address, token = (opened.text("host", 64), opened.integer("port", 1, 65535)), opened.data("token", TOKEN_SIZE)
         peer.begin("accept")
         try:
-            end.connect(address, token)
+            end.connect(address, token, self._source)
         except (ndpy.NdpyError, OSError) as error:
             raise self._explained(error) from error
         peer.finish(limit_s)

@@ -11,6 +11,7 @@ import ndpy
 from ndpy import Access, Capability, RemoteMemory
 from ndpy.cli.channel import BadRequest
 from ndpy.cli.perf.plan import Plan
+from ndpy.cli.sources import ANYWHERE, Source
 
 #: Long, so that the pattern is no burden to make. Prime, so that it does not repeat at pages.
 _PERIOD = 65521
@@ -111,7 +112,7 @@ class End:
 
     # ---- connecting ----
 
-    def connect(self, address: tuple[str, int], token: bytes) -> None:
+    def connect(self, address: tuple[str, int], token: bytes, source: Source = ANYWHERE) -> None:
         """Connect all queue pairs, one after the other, and greet over each.
 
         The greeting is the first message of a connection, which has to be the connecting side's on iWARP.
@@ -119,8 +120,10 @@ class End:
         timeout_s = self.plan.timeout_s
         for q, queue_pair in enumerate(self.queue_pairs):
             private_data = token + bytes([q])
-            connector = self.adapter.connect(queue_pair, address, private_data=private_data, timeout_s=timeout_s)
+            connector = source.connect(self.adapter, queue_pair, address, private_data, timeout_s)
             self.connectors.append(self._stack.enter_context(connector))
+            if difference := source.difference(queue_pair):
+                raise Failure(difference)
             queue_pair.send(self.region[0:1], context=self.other)
         self.take(len(self.queue_pairs))
 

@@ -20,6 +20,7 @@ from ndpy.cli.perf.end import Failure
 from ndpy.cli.perf.limits import Limit, MinRate, parse_max_us
 from ndpy.cli.perf.plan import ALL_SIZES, COMPLETE_EVERY, DEFAULT_DEPTH, Plan, Test
 from ndpy.cli.perf.watch import Stalled
+from ndpy.cli.sources import open_from, peer_name
 from ndpy.placement import placement_warning
 
 _INTERRUPTED = 130
@@ -151,7 +152,8 @@ class Measurement:
     def _measure(self) -> None:
         run, plan, peer_host = self._run, self._plan, self._options["peer_host"]
         with contextlib.ExitStack() as stack:
-            adapter = stack.enter_context(ndpy.open_adapter(self._which))
+            adapter, source = open_from(self._which, self._options["source"], self._options["gid"])
+            stack.enter_context(adapter)
             info = adapter.info
             run.adapter = info.name
             if peer_host is None and Capability.LOOPBACK_CONNECTIONS not in info.capabilities:
@@ -160,14 +162,14 @@ class Measurement:
                 size for size in self._sizes if not (self._options["all_sizes"] and size > info.max_transfer_length)
             ]
             plan = dataclasses.replace(plan, largest=max(sizes))
-            peer = Peer(info.name, peer_host)
+            peer = Peer(peer_name(info), peer_host, source.host)
             stack.callback(peer.close)
             run.details = self._details(info, peer)
             for warning in self._warnings(info):
                 click.echo(f"perf: warning: {warning}", err=True)
             how = "" if self._test.is_latency else f"depth {plan.depth}, queue pairs {plan.queue_pairs}, "
             click.echo(f"perf: {self._test.name} on {info.name} ({info.provider}), {how}peer: {peer.where}")
-            client = stack.enter_context(Client(adapter, plan, peer))
+            client = stack.enter_context(Client(adapter, plan, peer, source))
             bar = report.Bar(len(sizes))
             stack.callback(bar.close)
             for done, size in enumerate(sizes):
@@ -190,6 +192,8 @@ class Measurement:
             "provider": info.provider,
             "driver": info.driver,
             "transport": info.transport,
+            "port": info.port,
+            "addresses": list(info.addresses),
             "host": platform.node(),
             "system": f"{platform.system()} {platform.release()}",
             "ndpy": ndpy.__version__,

@@ -24,6 +24,7 @@ from ndpy.cli.smoke.peer import DEFAULT_PORT
 from ndpy.cli.smoke.runner import Runner, describe
 from ndpy.cli.smoke.server import serve_client
 from ndpy.cli.smoke.testbed import Testbed
+from ndpy.cli.sources import open_from, source_options
 from ndpy.counters import changes
 from ndpy.flags import Capability
 from ndpy.platforms import asking_for, implementation
@@ -47,6 +48,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     "--only", "groups", multiple=True, type=click.Choice(list(catalog.GROUPS)), metavar="GROUP",
     help="Run only this group of checks. May be given several times. --list shows the groups.",
 )  # fmt: skip
+@source_options
 @click.option("--peer", "peer_host", metavar="HOST[:PORT]", help="Test against `ndpy smoke --serve` on HOST.")
 @click.option(
     "--timeout",
@@ -78,10 +80,12 @@ def command(
     serving: bool,
     listen_at: str | None,
     client: int | None,
+    source: str | None,
+    gid: str | None,
 ) -> None:
     """Test an RDMA adapter with real data between two processes.
 
-    ADAPTER is a name such as rxe0, or a local IP address. Without it, the test takes the adapter that NDPY_ADAPTER
+    ADAPTER is a name such as rxe0, a name and a port such as mlx5_0:2, a network interface or a local IP address. Without it, the test takes the adapter that NDPY_ADAPTER
     names, or else the first adapter with an active port.
 
     The second process, the peer, runs on this machine. For a test between two machines, start `ndpy smoke --serve` on
@@ -114,12 +118,12 @@ def command(
         faulthandler.enable()
     signal.signal(signal.SIGTERM, _terminated)
     if serving:
-        sys.exit(serve("smoke", DEFAULT_PORT, serve_client, adapter, listen_at, client))
+        sys.exit(serve("smoke", DEFAULT_PORT, serve_client, adapter, listen_at, client, source, gid))
     run = report.Run(adapter or "no adapter", "no provider")
     run.details = {"started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
     with beside_reports(json_file, junit_file):
         with asking_for(adapter):
-            status, stuck = _run_checks(run, adapter, groups, peer_host, limit_s)
+            status, stuck = _run_checks(run, adapter, groups, peer_host, limit_s, source, gid)
         if run.errors_counted():
             click.echo(run.errors_counted())
         click.echo(run.summary())
@@ -139,7 +143,13 @@ def command(
 
 
 def _run_checks(
-    run: report.Run, which: str | None, groups: tuple[str, ...], peer_host: str | None, limit_s: float
+    run: report.Run,
+    which: str | None,
+    groups: tuple[str, ...],
+    peer_host: str | None,
+    limit_s: float,
+    source: str | None,
+    gid: str | None,
 ) -> tuple[int, bool]:
     """Run the checks. Returns the exit status, and whether a thread is stuck."""
     checks = catalog.load(groups)
@@ -148,7 +158,7 @@ def _run_checks(
     started = time.monotonic()
     try:
         try:
-            adapter = ndpy.open_adapter(which)
+            adapter, chosen = open_from(which, source, gid)
         except (ndpy.NdpyError, OSError) as error:
             _add_failure(run, reporter, _NO_ADAPTER, error, started)
             return 1, False
@@ -159,7 +169,7 @@ def _run_checks(
             f"smoke: {info.name} ({info.transport}, {info.driver}, port {info.state}, "
             f"{', '.join(info.addresses) or 'no address'}), {len(checks)} checks"
         )
-        runner = Runner(Testbed(adapter, which, peer_host), run, reporter, limit_s=limit_s)
+        runner = Runner(Testbed(adapter, which, peer_host, chosen), run, reporter, limit_s=limit_s)
         before = implementation().read_counters(info.name)
         try:
             runner.run(checks)

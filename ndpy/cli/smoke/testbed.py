@@ -15,6 +15,7 @@ from ndpy.cli.peers import PeerLost, PeerRefused, common_address
 from ndpy.cli.smoke.catalog import Failure, Skip
 from ndpy.cli.smoke.peer import Peer, PeerCompletion, PeerConnectionEnd, PeerMemory
 from ndpy.cli.smoke.resources import DEPTH, Closable, ConnectionEnd, Memory, close_all, difference
+from ndpy.cli.sources import ANYWHERE, Source, peer_name
 from ndpy.quirks import Quirk
 
 #: The longest time that one step of a check may take. The limit of the whole check may end it sooner.
@@ -167,7 +168,9 @@ class Connection:
 class Testbed:
     """The adapter and the peer of a run. Everything that a check creates through it is closed after the check."""
 
-    def __init__(self, adapter: ndpy.Adapter, which: str | None, peer_host: str | None) -> None:
+    def __init__(
+        self, adapter: ndpy.Adapter, which: str | None, peer_host: str | None, source: Source = ANYWHERE
+    ) -> None:
         self.adapter = adapter
         self.info = adapter.info
         self._quirks = quirks.differences(adapter.info)
@@ -178,6 +181,7 @@ class Testbed:
         #: The name or address that the user gave; None if open_adapter() chose the adapter.
         self.which = which
         self.peer_host = peer_host
+        self.source = source
         self.figures: dict[str, float] = {}
         self._peer: Peer | None = None
         self._peer_starts = 0
@@ -221,7 +225,7 @@ class Testbed:
                 self.need(Capability.LOOPBACK_CONNECTIONS)
             self._peer_starts += 1
             try:
-                self._peer = Peer(self.info.name, self.peer_host)
+                self._peer = Peer(peer_name(self.info), self.peer_host, self.source.host)
             except PeerLost as error:
                 # A peer that never started is not tried again. A peer that was lost later is.
                 self._peer_starts = _MAX_PEER_STARTS
@@ -353,6 +357,7 @@ class Testbed:
     def connector(self) -> ndpy.Connector:
         connector = self.adapter.create_connector()
         self._to_close.append(connector)
+        self.source.bind(connector)
         return connector
 
     def peer_listener(self, version: int | None = None) -> tuple[int, tuple[str, int]]:
@@ -430,6 +435,8 @@ class Testbed:
                     raise Failure(f"connecting to {address[0]}: {type(error).__name__}: {error}; {refused}") from error
             raise
         answer = self.peer.finish(STEP_LIMIT_S)
+        if difference := self.source.difference(end.queue_pair):
+            raise Failure(difference)
         end.connector = connector
         connection = Connection(self, end, PeerConnectionEnd(self.peer, answer, receives, size, seed))
         if send_first:
