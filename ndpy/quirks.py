@@ -402,11 +402,14 @@ class Quirk(enum.Enum):
         but_not=("softverbs",),
     )
     IWARP_DESTROY_WAITS = Difference(
-        "on iWARP the kernel holds rdma_destroy_id() of an attempt until the peer has answered, or for ten seconds",
-        "Linux drivers/infiniband/core/iwcm.c, destroy_cm_id()",
+        "on iWARP the kernel holds rdma_destroy_id() of an attempt until the peer has answered, or for ten seconds, and "
+        "ibv_destroy_qp() of its queue pair as long",
+        "Linux drivers/infiniband/core/iwcm.c, destroy_cm_id(): it waits for connect_wait, which siw_cm.c wakes after MPAREP_TIMEOUT; "
+        "siw_verbs.c, siw_destroy_qp(): it waits for qp_free, and iw_cm_connect() has a reference; seen on 6.1",
         transport="iWARP",
         but_not=("softverbs",),
-        spared="ndpy calls it in a thread of its own",
+        spared="ndpy calls rdma_destroy_id() in a thread of its own, and ndpy.aio goes on to the next address meanwhile. Closing "
+        "the queue pair waits",
     )
     IWARP_NO_ACKNOWLEDGEMENT = Difference(
         "iWARP acknowledges no write and no send: they complete when TCP has them, before the peer has judged them",

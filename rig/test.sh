@@ -84,7 +84,7 @@ name_installed() { if [ -x "$installed" ] || [ -z "${ARGS:-}" ]; then export NDP
 # What the usual run leaves out on some drivers, because it does not depend on them. It runs on soft0 and on rxe0.
 leave_out() { for module; do echo "--ignore tests/contract/test_$module.py"; done; }
 not_on_newest=$(leave_out \
-    aio_crowd aio_ctrl_c aio_dropped aio_hostile aio_unequal_ends copies_of_objects foreign_regions layouts_of_memory names ndk \
+    aio_closed_peers aio_crowd aio_ctrl_c aio_dropped aio_hostile aio_unequal_ends copies_of_objects foreign_regions layouts_of_memory names ndk \
     outstanding pending registration_cache_exposures registration_cache_merging timeouts)
 not_on_siw="$not_on_newest $(leave_out alloc registration_cache_fuzz registration_cache_threads)"
 if [ -n "${NDPY_STRESS:-}" ]; then not_on_newest= not_on_siw=; fi

@@ -173,6 +173,8 @@ class Connection(Transfers):
         #: Whether close() has begun to disconnect.
         self._leaving = False
         self._freeing: asyncio.Future[None] | None = None
+        #: Attempts of the same connect() that were being freed when this one succeeded.
+        self._attempts: list[Connection] = []
         self._is_free = False
         #: Whether both sides have agreed, and a request that was cancelled before.
         self._agreed = False
@@ -775,6 +777,11 @@ class Connection(Transfers):
 
     # ---- the end ----
 
+    @property
+    def _has_left(self) -> bool:
+        """Whether everything of it is free."""
+        return self._freeing is not None and self._freeing.done()
+
     async def close(self) -> None:
         """End the connection when all messages of this end have been delivered. Harmless when repeated.
 
@@ -810,6 +817,8 @@ class Connection(Transfers):
             # Ctrl-C came in the middle of _lose().
             self._freeing = start(self._loop, self._free)
         await finish(self._freeing)
+        for attempt in self._attempts:
+            await attempt._until_free()
 
     async def _take_leave(self) -> None:
         self._wake_all(self._receivers)
@@ -913,9 +922,13 @@ class Connection(Transfers):
             self.queue_pair.close()
         self._is_free = True
 
-    async def _give_up(self) -> None:
-        """The connection could not be made."""
+    def _abandon(self) -> None:
+        """The connection could not be made. It is being freed then."""
         self._lose("it could not be made")
+
+    async def _give_up(self) -> None:
+        """The connection could not be made. It is free then."""
+        self._abandon()
         await self._until_free()
 
     async def __aenter__(self) -> Connection:

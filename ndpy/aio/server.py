@@ -79,7 +79,9 @@ def connect(
         adapter: an open adapter, or what open_adapter() takes. All connections of one loop to the same adapter share what they
             need, and the last one closes what was opened.
         timeout_s: how long all of it may take. None waits for ever. The addresses of a name are tried in turn, and one that does
-            not answer gets an equal share of the time that is left.
+            not answer gets an equal share of the time that is left. Where the kernel is slow to let go of a silent address
+            (Quirk.IWARP_DESTROY_WAITS), a connect() that fails returns up to ten seconds later. One that succeeds does not wait
+            for it, and its close() does.
         close_timeout_s: how long close() waits for the peer. None waits for ever.
         slots: how many messages the peer may send before this end receives one, 1 to 1,024. Each slot of both directions has
             slot_size bytes of registered memory, besides some for the protocol.
@@ -103,27 +105,26 @@ def connect(
         end = loop.time() + (math.inf if timeout_s is None else timeout_s)
         found = await _addresses_of(address, timeout_s)
         hub = Hub.join(adapter)
+        failed: list[Connection] = []
         for left in range(len(found), 0, -1):
             if left > 1:
                 # For the next attempt, because a connection that could not be made leaves the hub.
                 hub.stay()
             share_s = None if timeout_s is None else max(0.0, end - loop.time()) / left
             try:
-                connection = await _attempt(hub, hello, found[-left], share_s, close_timeout_s)
-            except _TRY_NEXT:
-                if left > 1 and loop.time() < end:
-                    continue
-                if left > 1:
-                    await hub.leave()
-                raise
+                connection = await _attempt(hub, hello, found[-left], share_s, close_timeout_s, failed)
             except GeneratorExit:
                 if left > 1:
                     with contextlib.suppress(RuntimeError):
                         loop.call_soon_threadsafe(start, loop, hub.leave)
                 raise
-            except BaseException:
+            except BaseException as error:
+                if left > 1 and isinstance(error, _TRY_NEXT) and loop.time() < end:
+                    continue
                 if left > 1:
                     await hub.leave()
+                for attempt in failed:
+                    await attempt._until_free()
                 raise
             if left > 1:
                 await hub.leave()
@@ -205,9 +206,18 @@ async def _addresses_of(address: Address, timeout_s: float | None) -> list[Addre
 
 
 async def _attempt(
-    hub: Hub, hello: Hello, address: Address, timeout_s: float | None, close_timeout_s: float | None
+    hub: Hub,
+    hello: Hello,
+    address: Address,
+    timeout_s: float | None,
+    close_timeout_s: float | None,
+    failed: list[Connection],
 ) -> Connection:
-    """Make a connection to one address, as a user of the hub. If that fails, the hub is left."""
+    """Make a connection to one address, as a user of the hub. If that fails, the hub is left.
+
+    failed: the attempts so far. They are freed beside the next one, because the kernel may hold them for long
+        (Quirk.IWARP_DESTROY_WAITS).
+    """
     connection = await _new_connection(hub, hello, close_timeout_s)
     try:
         await connection._connect(*address, timeout_s)
@@ -215,8 +225,10 @@ async def _attempt(
         connection.on_dropped()
         raise
     except BaseException:
-        await connection._give_up()
+        failed.append(connection)
+        connection._abandon()
         raise
+    connection._attempts = [attempt for attempt in failed if not attempt._has_left]
     return connection
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from aio_ends import OPTIONS, echo
+from aio_ends import OPTIONS, echo, settle, wait_for
 from deadlines import patient
 from helpers import CLOCK_TICK_S, DEADLINE_S, create_end, host_of, require, wait_until
 
@@ -218,9 +218,43 @@ def test_a_connection_of_a_loop_tries_all_addresses(adapter, names, closed_port)
 
 
 def test_a_connection_of_a_loop_passes_over_an_address_that_is_silent(adapter, names, deaf, share_s):
-    if adapter.info.driver == "siw":
-        pytest.skip("siw takes 10 s to let go of a connection that gets no answer, and ndpy.aio waits for that")
     connect_once(adapter, [deaf], names, timeout_s=2 * share_s)
+
+
+def test_a_connection_of_a_loop_goes_on_while_the_driver_holds_the_attempt_before(
+    adapter, names, closed_port, monkeypatch
+):
+    """Quirk.IWARP_DESTROY_WAITS. Closing the connection waits for it."""
+    let_go, held = threading.Event(), []
+    free_natively = aio.Connection._free_natively
+
+    def free(connection):
+        if connection._protocol is None:
+            held.append(connection)
+            assert let_go.wait(DEADLINE_S), "nobody has let the driver go on"
+        free_natively(connection)
+
+    monkeypatch.setattr(aio.Connection, "_free_natively", free)
+
+    async def main():
+        async with aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server:
+            names.found = [closed_port, (closed_port[0], closed_port[1] - 1), server.address]
+            client = await aio.connect((NAME, 1), adapter=adapter, **OPTIONS)
+            try:
+                await wait_for(lambda: len(held) == 2)
+                await client.send(b"x")
+                assert await client.receive() == b"x"
+                closing = asyncio.ensure_future(client.close())
+                await client.wait_closed()
+                await settle()
+                assert not closing.done()
+            finally:
+                let_go.set()
+            await closing
+            assert all(connection._is_free for connection in held)
+        assert not adapter._device._open_children()
+
+    asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE_S))
 
 
 def test_a_connection_of_a_loop_leaves_nothing_when_no_address_answers(adapter, names, closed_port):

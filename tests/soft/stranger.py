@@ -21,13 +21,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "softnd"))
 
 import iwarp
+from deadlines import DEADLINE_S
 from iwarp import Rtr, Startup
 
 CLONE_NEWNET = 0x40000000
-LIMIT_S = 20.0
+LIMIT_S = DEADLINE_S
 
 
 def say(**found: Any) -> None:

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from perf_ends import perf, serving, world  # noqa: F401
 
 if sys.platform == "linux":
     from data_path_provider import provider, provider_path  # noqa: F401

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from deadlines import patient
+
 import ndpy
 from ndpy import Status
 from ndpy.cli.peers import PeerRefused
@@ -18,7 +20,7 @@ from ndpy.cli.smoke.catalog import Check, Result
 from ndpy.cli.smoke.testbed import Testbed
 from ndpy.verbs.memory import VerbsMemoryRegion
 
-LIMIT_S = 3.0
+LIMIT_S = patient(3.0)
 
 
 class Bed(Testbed):

@@ -8,6 +8,7 @@ import select
 import sys
 
 import pytest
+from deadlines import DEADLINE_S
 
 import ndpy
 
@@ -20,7 +21,6 @@ from ndpy import errors
 from ndpy.verbs.native_calls import lib
 
 SERVER = ("127.0.0.1", 7471)
-DEADLINE_S = 20.0
 EVENTS = {"address": lib.RDMA_CM_EVENT_ADDR_ERROR, "route": lib.RDMA_CM_EVENT_ROUTE_ERROR}
 
 #: The words of each errno, and those that another one has.

@@ -18,6 +18,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
+from deadlines import patient
 from racing import DEADLINE_S, soon
 
 import ndpy
@@ -27,7 +28,7 @@ from ndpy.verbs import native_calls
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
-LIMIT_S = 10
+LIMIT_S = round(patient(10))
 LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, _core.Lock, _core.RLock)
 
 
@@ -377,5 +378,6 @@ def test_a_child_lets_go_of_the_parents_epolls(fake):
     poller = ndpy.Poller()
     with fake.open():
         assert epolls() > before + 1
-        assert in_child(epolls) == before
+        # Other adapters of the process may be open, and the child lets go of theirs too.
+        assert in_child(epolls) <= before
     poller.close()

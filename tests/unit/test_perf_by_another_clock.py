@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import fake_adapter
 import pytest
 from fake_adapter import DEADLINE_S, Adapter
-from test_perf_runs import perf, report_of, serving, world  # noqa: F401
+from perf_ends import report_of
 
 import ndpy
 from ndpy.cli.perf import loops
@@ -98,7 +98,7 @@ class TimedAdapter(Adapter):
 
 
 @pytest.fixture
-def clocks(world, serving, perf, monkeypatch):  # noqa: F811
+def clocks(world, serving, perf, monkeypatch):
     """The clocks of the measuring and of the serving side, which is three times as slow."""
     ours, theirs = Clock(), Clock(slow=3)
     world.clocks = {}
@@ -119,7 +119,7 @@ def counted(clock: Clock, before: int, count: int) -> int:
 
 
 @pytest.mark.parametrize("test", DIVISOR)
-def test_latency_is_what_another_clock_says(perf, clocks, tmp_path, test):  # noqa: F811
+def test_latency_is_what_another_clock_says(perf, clocks, tmp_path, test):
     ours, _ = clocks
     size = 64
     report = report_of(
@@ -146,7 +146,7 @@ def test_latency_is_what_another_clock_says(perf, clocks, tmp_path, test):  # no
 
 
 @pytest.mark.parametrize("test", ["write_bw", "read_bw", "send_bw"])
-def test_bandwidth_is_what_another_clock_says(perf, clocks, tmp_path, test):  # noqa: F811
+def test_bandwidth_is_what_another_clock_says(perf, clocks, tmp_path, test):
     """200 iterations in groups of 4, after 3 of warm-up, which are a group too."""
     ours, _ = clocks
     size, group = 1000, 4
@@ -163,7 +163,7 @@ def test_bandwidth_is_what_another_clock_says(perf, clocks, tmp_path, test):  # 
     assert result["mib_per_s"] == pytest.approx(size * ITERATIONS / ns * 1e9 / (1 << 20))
 
 
-def test_a_slower_other_side_counts_with_its_own_figures(perf, clocks, tmp_path):  # noqa: F811
+def test_a_slower_other_side_counts_with_its_own_figures(perf, clocks, tmp_path):
     """Both sides send at once. The rate is the sum of two rates, each from its own messages and its own time."""
     ours, theirs = clocks
     size, group = 1000, 4
@@ -188,7 +188,7 @@ def test_a_slower_other_side_counts_with_its_own_figures(perf, clocks, tmp_path)
     assert result["gbps"] == pytest.approx(8 * size * ITERATIONS * (1 / of_ours + 1 / of_theirs))
 
 
-def test_a_stranger_who_connects_to_the_serving_side_is_refused(perf, world, monkeypatch):  # noqa: F811
+def test_a_stranger_who_connects_to_the_serving_side_is_refused(perf, world, monkeypatch):
     """It is there before the measuring side, and knows everything but the token."""
     connect = Adapter.connect
     strangers = []

@@ -5,12 +5,9 @@ import threading
 
 import fake_adapter
 import pytest
-from click.testing import CliRunner
-from fake_adapter import DEADLINE_S, Adapter, World
-from test_perf_runs import Server, report_of
+from fake_adapter import DEADLINE_S
+from perf_ends import report_of
 
-import ndpy
-from ndpy.cli import main
 from ndpy.cli.channel import Channel, encode
 from ndpy.cli.perf import client, server
 from ndpy.cli.perf.plan import TESTS
@@ -20,32 +17,10 @@ STEPS = 250
 FAST = 10
 
 
-@pytest.fixture
-def world():
-    return World()
-
-
-@pytest.fixture
-def serving(world):
-    made = Server(world)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def perf(world, serving, monkeypatch):
-    monkeypatch.setattr(ndpy, "open_adapter", lambda which=None: Adapter(world, name=which or "fake0"))
-    monkeypatch.setattr(ndpy, "Batch", fake_adapter.Batch)
-    # Each progress is told.
+@pytest.fixture(autouse=True)
+def each_progress_is_told(monkeypatch):
     monkeypatch.setattr("ndpy.cli.perf.rounds._BEAT_S", 0.0)
     monkeypatch.setattr("ndpy.cli.perf.loops._TICK_NS", 0)
-
-    def run(*words, status=0):
-        result = CliRunner().invoke(main, ["perf", *map(str, words), "--peer", serving.host])
-        assert result.exit_code == status, result.output
-        return result.output
-
-    return run
 
 
 @pytest.fixture

@@ -12,12 +12,13 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
+from deadlines import DEADLINE_S
+
 import ndpy
 from ndpy import Access, Batch, Flags
 from ndpy.verbs.native_calls import ffi
 from ndpy.verbs.shared_receive_queue import VerbsSharedReceiveQueue
 
-DEADLINE_S = 20
 REMOTE = ndpy.RemoteMemory(0x90000, 256, 9)
 SIZES: Any = {"max_initiator_sge": 3, "max_receive_sge": 3, "inline_data_size": 64}
 RIGHTS = Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from deadlines import patient
 
 NDPY = [sys.executable, "-m", "ndpy"]
 FULL = (
@@ -32,7 +33,7 @@ def other(body):
 
 
 def run(words, out, err=subprocess.PIPE):
-    return subprocess.run(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, timeout=60)
+    return subprocess.run(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, timeout=patient(60))
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +107,7 @@ def test_a_pipe_that_does_not_wait_gets_everything(monkeypatch, unbuffered):
         os.close(writer)
         with open(reader, "rb") as file:
             assert len(file.read()) == 500_001
-        assert (process.stderr.read(), process.wait(60)) == (b"", 0)
+        assert (process.stderr.read(), process.wait(patient(60))) == (b"", 0)
 
 
 def test_a_closed_standard_output_is_no_failure():
