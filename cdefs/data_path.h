@@ -289,6 +289,9 @@ HOT int post_elements(const struct native *native, struct ndpy_queue_pair *qp, u
     }
     if (count > qp->max_initiator_sge)
         return NDPY_TOO_MANY_ELEMENTS;
+    /* Every adapter reads into one element. */
+    if (count > 1 && operation == NDPY_READ && count > qp->max_read_sge)
+        return NDPY_TOO_MANY_ELEMENTS;
     if (operation > NDPY_WRITE)
         return post_special(native, qp, operation, flags, context, elements, count, remote, nbytes, request);
     native->data_request(request, operation, native->elements(qp->elements, elements, count), count, remote);

@@ -164,6 +164,8 @@ void ndpy_queue_pair_free(struct ndpy_queue_pair *qp);
 void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection);
 /* Take these operations beyond NDPY_WRITE, each as the bit of its number. Without this call it takes none of them. */
 void ndpy_queue_pair_offer(struct ndpy_queue_pair *qp, uint32_t operations);
+/* A read has at most this many elements. Without this call it has as many as any other request. */
+void ndpy_queue_pair_limit_reads(struct ndpy_queue_pair *qp, uint32_t max_read_sge);
 /* Refuse to post reads and atomic operations, because the peer does not serve them. */
 void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp);
 /* It is a queue pair for datagrams. Each receive of index i gets its header at headers + 40 * i. */

@@ -51,6 +51,7 @@ struct ndpy_queue_pair *ndpy_queue_pair_new(void *native, uint32_t number, uint3
     qp->number = number;
     qp->max_initiator_sge = max_initiator_sge;
     qp->max_receive_sge = max_receive_sge;
+    qp->max_read_sge = max_initiator_sge;
     qp->inline_size = inline_size;
     qp->max_length = max_length;
     qp->initiator = ring_new(initiator_depth, number, 0);
@@ -108,6 +109,11 @@ void ndpy_queue_pair_restart(struct ndpy_queue_pair *qp)
     }
     qp->refuses_reads = 0;
     atomic_store(&qp->connection, NDPY_NEVER_CONNECTED);
+}
+
+void ndpy_queue_pair_limit_reads(struct ndpy_queue_pair *qp, uint32_t max_read_sge)
+{
+    qp->max_read_sge = max_read_sge;
 }
 
 void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp)

@@ -104,6 +104,7 @@ struct ndpy_queue_pair {
     uint32_t number;
     uint32_t max_initiator_sge;
     uint32_t max_receive_sge;
+    uint32_t max_read_sge;
     uint32_t inline_size;
     uint64_t max_length;
     int suits_siw;

@@ -451,8 +451,9 @@ class WorkQueues(Uncopied):
         The elements are filled in order, and decide how much is read.
 
         Parameters:
-            sges: a region, a slice of one, or a sequence of them; at most remote.length bytes in total. The regions need
-                Access.LOCAL_WRITE, and Access.READ_SINK where info.capabilities has READ_SINK_REQUIRED.
+            sges: a region, a slice of one, or a sequence of them; at most remote.length bytes in total. At most
+                limits.max_initiator_sge elements, and not more than info.max_read_sge. The regions need Access.LOCAL_WRITE, and
+                Access.READ_SINK where info.capabilities has READ_SINK_REQUIRED.
             remote: memory of the peer that it has given the right to read.
             context: 0 to 2**64 - 1; comes back in the Completion.
             flags: SILENT_SUCCESS and READ_FENCE.

@@ -16,7 +16,7 @@ from ndpy.flags import Access, Capability, Flags, Operation, Status
 from ndpy.memory import Binding, MemoryRegion, MemoryWindow, RemoteMemory, Sge
 from ndpy.queue_pair_attributes import QueuePairAttributes, QueuePairState, QueuePairType, check_change
 from ndpy.weak_set import SharedWeakSet
-from ndpy.work_queues import BAD_FLAGS, MARKER, QueuePairLimits, WorkQueues
+from ndpy.work_queues import BAD_FLAGS, MARKER, READ, QueuePairLimits, WorkQueues
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,6 +135,7 @@ class QueuePair(WorkQueues):
         if not native:
             raise errors.InsufficientResourcesError("out of memory", operation="create queue pair")
         self._lib.ndpy_queue_pair_offer(native, self._offered())
+        self._lib.ndpy_queue_pair_limit_reads(native, self._most_elements(READ))
         return native
 
     @property

@@ -291,6 +291,14 @@ class Quirk(enum.Enum):
         first=(5, 3),
         spared="ndpy fences all other requests",
     )
+    SIW_READS_INTO_THE_FIRST_ELEMENT = Difference(
+        "siw fills the first element of a read and reports success, however many elements it has",
+        "Linux drivers/infiniband/sw/siw/siw_qp.c, siw_activate_tx_from_sq(): num_sge of a read is set to 1, as max_sge_rd says; seen "
+        "on 6.1",
+        driver="siw",
+        first=(5, 3),
+        spared="ndpy refuses a read into more elements than info.max_read_sge",
+    )
     SIW_STUMBLES_OVER_EMPTY_ELEMENTS = Difference(
         "siw panics when a request sends several elements and one of no bytes precedes another one",
         "Linux drivers/infiniband/sw/siw/siw_qp_tx.c, siw_tx_hdt(): it looks at the memory of each element, and one of no bytes has "

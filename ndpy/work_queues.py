@@ -405,9 +405,7 @@ class WorkQueues(_core.WorkQueues, Resource):
         destination: what else the request refers to, and keeps alive.
         """
         elements = flatten(local)
-        limits = self.limits
-        limit = limits.max_receive_sge if operation == RECEIVE else limits.max_initiator_sge
-        if len(elements) > limit:
+        if len(elements) > self._most_elements(operation):
             raise self._refusal(operation, TOO_MANY_ELEMENTS, elements, flags)
         inline = operation in _MAY_BE_INLINE and flags & _INLINE
         # An export keeps inline data from being resized or freed until the provider has copied it.
@@ -459,6 +457,13 @@ class WorkQueues(_core.WorkQueues, Resource):
             "the memory was registered without Access.LOCAL_WRITE", operation=operation_name(operation)
         )
 
+    def _most_elements(self, operation: int) -> int:
+        """How many elements a request of this operation may have."""
+        if operation == RECEIVE:
+            return self.limits.max_receive_sge
+        most = self.limits.max_initiator_sge
+        return min(most, self._adapter.info.max_read_sge) if operation == READ else most
+
     def _refusal(self, operation: int, refused: int, elements: list[Any], flags: int) -> Exception:
         name = operation_name(operation)
         limits = self.limits
@@ -474,10 +479,12 @@ class WorkQueues(_core.WorkQueues, Resource):
                 operation=name,
             )
         if refused == TOO_MANY_ELEMENTS:
-            limit = limits.max_receive_sge if operation == RECEIVE else limits.max_initiator_sge
-            return errors.LimitExceededError(
-                f"{name}: {len(elements)} elements are more than the {limit} that this queue pair was created for"
-            )
+            limit, whose = self._most_elements(operation), "that this queue pair was created for"
+            if operation == READ and limit < limits.max_initiator_sge:
+                whose = (
+                    f"that {self._adapter.info.name} reads into at once (info.max_read_sge); post a read for each part"
+                )
+            return errors.LimitExceededError(f"{name}: {len(elements)} elements are more than the {limit} {whose}")
         total = sum(element.length if hasattr(element, "length") else len(element) for element in elements)
         if refused == TOO_LONG:
             return errors.LimitExceededError(

@@ -43,7 +43,10 @@ static int check_request(const struct ndpy_queue_pair *qp, const struct ndpy_lis
     const struct ndpy_element *elements, uint64_t *nbytes)
 {
     int receives = request->operation == NDPY_RECEIVE;
+    uint32_t most = receives ? qp->max_receive_sge : qp->max_initiator_sge;
 
+    if (request->operation == NDPY_READ)
+        most = qp->max_read_sge;
     *nbytes = 0;
     if (qp->receive->headers && !receives && request->operation < NDPY_SEND_TO)
         return NDPY_UNSUPPORTED;
@@ -60,7 +63,7 @@ static int check_request(const struct ndpy_queue_pair *qp, const struct ndpy_lis
     }
     if (request->flags & ~(uint32_t)(receives ? NDPY_UNWRITABLE : allowed_flags[request->operation]))
         return NDPY_BAD_FLAGS;
-    if (request->count > (receives ? qp->max_receive_sge : qp->max_initiator_sge))
+    if (request->count > most)
         return NDPY_TOO_MANY_ELEMENTS;
     if (request->flags & NDPY_INLINE)
         return *nbytes > qp->inline_size ? NDPY_INLINE_TOO_LONG : 0;

@@ -56,8 +56,6 @@ def test_a_long_message_between_elements_of_different_lengths_arrives_whole(ends
     """Each end cuts it in another way, and the packets in a third one."""
     if min(adapter.info.max_receive_sge, adapter.info.max_initiator_sge) < 3:
         pytest.skip(f"{adapter.info.name} takes fewer than 3 elements")
-    if adapter.info.driver == "siw":
-        pytest.skip("siw of Linux 6.1 brings only the first byte of such a message, and nobody has found out why")
     options = {"max_receive_sge": 3, "max_initiator_sge": 3}
     pair = ends(options, options)
     data = rng.randbytes(length)
@@ -75,9 +73,39 @@ def test_a_long_message_between_elements_of_different_lengths_arrives_whole(ends
         assert arrived_whole
         if far is not None:
             sink.buffer[:] = bytes(length)
-            pair.server.queue_pair.read(pieces(sink, cuts), far.remote())
-            succeed(pair.server.cq)
-            assert contents(sink) == data
+            parts = [pieces(sink, cuts)] if adapter.info.max_read_sge >= 3 else pieces(sink, cuts)
+            begins = [0, cuts[0], cuts[0] + cuts[1]]
+            for begin, part in zip(begins, parts, strict=False):
+                pair.server.queue_pair.read(part, far.remote()[begin:])
+            succeed(pair.server.cq, len(parts))
+            arrived_whole = contents(sink) == data
+            assert arrived_whole
+
+
+@pytest.mark.parametrize("road", ["read()", "batch"])
+def test_a_read_into_more_elements_than_the_adapter_reads_into_is_refused(ends, keep, adapter, road):
+    """siw would fill the first one and report success."""
+    most = adapter.info.max_read_sge
+    if most == adapter.info.max_initiator_sge or not _has_regions(adapter):
+        pytest.skip(f"{adapter.info.name} reads into as many elements as it sends")
+    pair = ends({"max_initiator_sge": most + 1}, {})
+    source = memory(keep, adapter, bytes(range(most + 1)), Access.REMOTE_READ)
+    sink = memory(keep, adapter, bytes(most + 1), SINK)
+
+    def read(count):
+        local, remote = pieces(sink, [1] * count), source.remote()
+        if road == "read()":
+            pair.client.queue_pair.read(local, remote)
+        else:
+            batch = ndpy.Batch(1, max_sge=most + 1)
+            batch.read(local, remote)
+            pair.client.queue_pair.post(batch)
+
+    with pytest.raises(ndpy.LimitExceededError, match="max_read_sge"):
+        read(most + 1)
+    read(most)
+    succeed(pair.client.cq)
+    assert contents(sink) == bytes(range(most)) + bytes(1)
 
 
 def _has_regions(adapter):

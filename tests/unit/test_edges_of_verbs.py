@@ -368,6 +368,35 @@ def test_a_read_has_as_many_elements_as_the_driver_says_and_no_more_than_a_send(
         assert adapter.info.max_read_sge == told
 
 
+@pytest.mark.parametrize("road", ["read()", "batch"])
+def test_a_read_into_more_elements_than_the_driver_says_is_refused(fake, road):
+    """siw would fill the first one and report success."""
+    with (
+        fake.open(read_sge=2) as adapter,
+        adapter.create_completion_queue(8) as queue,
+        adapter.create_queue_pair(queue, max_initiator_sge=4) as queue_pair,
+        adapter.register(bytearray(8), Access.LOCAL_WRITE) as region,
+    ):
+        remote = ndpy.RemoteMemory(0, 8, 0)
+
+        def post(count):
+            local = [region[place : place + 1] for place in range(count)]
+            if road == "read()":
+                queue_pair.read(local, remote)
+            else:
+                batch = ndpy.Batch(1, max_sge=4)
+                batch.read(local, remote)
+                queue_pair.post(batch)
+
+        with pytest.raises(
+            ndpy.LimitExceededError, match=r"3 elements are more than the 2 that .* \(info\.max_read_sge\)"
+        ):
+            post(3)
+        # Nothing else keeps a read into two from being posted.
+        with pytest.raises(ndpy.NotConnectedError):
+            post(2)
+
+
 @pytest.mark.parametrize(
     ("addresses", "host", "own"),
     [
