@@ -179,3 +179,16 @@ ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *
     }
     return (ssize_t)found;
 }
+
+int ibv_query_gid(struct ibv_context *context, uint8_t number, int index, union ibv_gid *out)
+{
+    int i;
+
+    for (i = 0; i < gid_count; i++)
+        if (&table[gid_device[i]] == device_of(context) && gids[i].port_num == number && gids[i].gid_index == (uint32_t)index) {
+            *out = gids[i].gid;
+            return 0;
+        }
+    memset(out, 0, sizeof *out);
+    return index < device_of(context)->port[number - 1].attributes.gid_tbl_len ? 0 : -1;
+}

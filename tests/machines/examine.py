@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import shutil
@@ -29,7 +30,8 @@ from ndpy.verbs import adapter_info, native_calls
 UNIT = Path(__file__).parent.parent / "unit"
 # They tell of the libraries of the machine where the tests run.
 _OF_THIS_MACHINE = ("libibverbs", "librdmacm", "symbols", "soft0", "fork")
-_MOST_GIDS = 12
+# So many GIDs or addresses are shown one by one.
+_MOST = 12
 # The exit status if there is an obstacle.
 CANNOT = 77
 
@@ -71,30 +73,29 @@ def build(folder: Path) -> Path:
 # ---- what is examined ----
 
 
-def devices() -> Iterator[str]:
+def devices(infos: list[AdapterInfo]) -> Iterator[str]:
     """What `ndpy devices -v` shows of each adapter."""
-    try:
-        infos = ndpy.list_adapters()
-    except (ndpy.NdpyError, OSError) as error:
-        yield f"none: {error}"
-        return
     for info in infos:
         node = "no NUMA node" if info.numa_node is None else f"NUMA node {info.numa_node}"
         yield f"{info.name}: {info.transport}, {info.driver}, firmware {info.firmware or '-'}, {node}"
-        yield f"    {info.state}, MTU {info.mtu}, {info.netdev or 'no interface'}, {', '.join(info.addresses) or 'no address'}"
+        yield f"    {info.state}, MTU {info.mtu}, {info.netdev or 'no interface'}, {_some(info.addresses)}"
         for port in info.ports:
             speed = "" if port.speed_gbps is None else f", {port.speed_gbps:g} Gbit/s"
             yield f"    port {port.number}: {port.state}, {port.link_layer}, MTU {port.mtu} of {port.max_mtu}, LID {port.lid}{speed}"
-            for interface in getattr(port, "interfaces", ()):
+            for interface in port.interfaces:
                 tag = f" {interface.vlan}" if interface.vlan else ""
                 on = f" on {interface.parent}" if interface.parent else ""
-                own = ", ".join(interface.addresses) or "no address"
-                yield f"        {interface.name}: {interface.kind}{tag}{on}, {own}"
-            for gid in port.gids[:_MOST_GIDS]:
-                at = f", {gid.netdev}" if getattr(gid, "netdev", None) else ""
+                yield f"        {interface.name}: {interface.kind}{tag}{on}, {_some(interface.addresses)}"
+            for gid in port.gids[:_MOST]:
+                at = f", {gid.netdev}" if gid.netdev else ""
                 yield f"        GID {gid.index}: {gid.address}, {gid.type}{at}"
-            if len(port.gids) > _MOST_GIDS:
-                yield f"        and {len(port.gids) - _MOST_GIDS} more GIDs"
+            if len(port.gids) > _MOST:
+                yield f"        and {len(port.gids) - _MOST} more GIDs"
+
+
+def _some(addresses: tuple[str, ...]) -> str:
+    shown = ", ".join(addresses[:_MOST]) or "no address"
+    return shown if len(addresses) <= _MOST else f"{shown} and {len(addresses) - _MOST} more"
 
 
 def doctor() -> Iterator[str]:
@@ -108,20 +109,21 @@ def doctor() -> Iterator[str]:
     yield f"exit status {int(any(finding.verdict is findings.Verdict.FAIL for finding in found))}"
 
 
-def opened(names: list[str | None]) -> Iterator[str]:
-    """What open_adapter() opens by each name, and where it then listens by itself."""
+def opened(infos: list[AdapterInfo], names: list[str | None]) -> Iterator[str]:
+    """What open_adapter() opens by each name."""
     for name in names:
         try:
-            info = platforms.find(name)
+            # As platforms.find() does, with the adapters that were listed once.
+            info = platforms.choose(infos, name)
         except (ndpy.NdpyError, OSError) as error:
             yield f"{name or '-'}: {type(error).__name__}"
             continue
-        yield f"{name or '-'}: {info.name} port {getattr(info, 'port', 1)}, {info.netdev or 'no interface'}, {info.state}"
+        yield f"{name or '-'}: {info.name} port {info.port}, {info.netdev or 'no interface'}, {info.state}"
 
 
 def listened(infos: list[AdapterInfo]) -> Iterator[str]:
     """Where listen(("", PORT)) binds."""
-    for info in infos:
+    for info in filter(lambda info: info.addresses, infos):
         yield f"{info.name}: {addresses.listening_address(info.addresses, ('', 1))[0]}"
 
 
@@ -140,14 +142,16 @@ def examine(machine: Machine) -> str:
     ]
     try:
         infos = ndpy.list_adapters()
-    except (ndpy.NdpyError, OSError):
-        infos = []
-    parts = {
-        "devices": devices(),
-        "doctor": doctor(),
-        "open_adapter": opened(names),
-        "listen": listened(infos),
-    }
+    except (ndpy.NdpyError, OSError) as error:
+        none = f"none: {type(error).__name__}"
+        parts = {"devices": iter([none]), "doctor": doctor(), "open_adapter": iter([none])}
+    else:
+        parts = {
+            "devices": devices(infos),
+            "doctor": doctor(),
+            "open_adapter": opened(infos, list(dict.fromkeys(names))),
+            "listen": listened(infos),
+        }
     lines = []
     for part, found in parts.items():
         if part in machine.unsettled:
@@ -165,7 +169,8 @@ def _settled(machine: Machine, part: str, lines: Iterator[str]) -> Iterator[str]
         indent = len(line) - len(line.lstrip())
         if depth is not None and indent > depth:
             continue
-        depth = indent if any(line.strip().startswith(mark) for mark in marks) else None
+        row = line.strip()
+        depth = indent if any(row == mark or row.startswith(f"{mark}:") for mark in marks) else None
         if depth is None:
             yield line
 
@@ -198,6 +203,9 @@ def on(machine: Machine, library: ctypes.CDLL, libc: ctypes.CDLL, root: Path) ->
     machine.enter_namespace(libc)
     adapter_info._probed.clear()
     refusal = _refuse(machine, root)
+    # Modes of files can refuse access; a control group does not.
+    refused = {f"{root}{name}" for name, number in machine.refused.items() if number == errno.EACCES}
+    access = os.access
     with contextlib.ExitStack() as stack:
         stack.enter_context(system_files.below(root))
         for module, name, value in (
@@ -206,6 +214,9 @@ def on(machine: Machine, library: ctypes.CDLL, libc: ctypes.CDLL, root: Path) ->
             (linux_system, "refusal", refusal),
             (linux_link, "pause_frames", lambda netdev: None),
             (linux_link, "flow_control", lambda netdev: None),
+            (os, "access", lambda path, mode: str(path) not in refused and access(path, mode)),
+            (os, "geteuid", lambda: machine.user),
+            (os, "getuid", lambda: machine.user),
         ):
             stack.enter_context(mock.patch.object(module, name, value))
         return examine(machine).replace(str(root), "")
@@ -222,7 +233,8 @@ def main() -> None:
     paths = [path for path in all_machines() if not arguments.names or path.stem in arguments.names]
     libc = ctypes.CDLL(None, use_errno=True)
     answers = {}
-    with tempfile.TemporaryDirectory() as folder:
+    # Thousands of small files are written, which a busy disk takes long for.
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
         path = str(build(Path(folder)))
         os.environ["NDPY_LIBIBVERBS"] = os.environ["NDPY_LIBRDMACM"] = path
         os.environ.pop("NDPY_ADAPTER", None)

@@ -72,6 +72,7 @@ class Machine:
         self.interfaces = {item.words[1]: item for item in top.all("interface")}
         self.routes = [item.rest for item in top.all("route")]
         self.destinations = [item.rest for item in top.all("destination")]
+        self.user = next((int(item.words[1]) for item in top.all("user")), 0)
         self.unsettled = [item.rest for item in top.all("unsettled")]
         self.files: dict[str, str] = {}
         for item in top.all("file"):
@@ -214,15 +215,24 @@ class Machine:
                 commands.append(f"link set {name} up")
             if state == "up":
                 commands.append(f"link set other{index} up")
-            for address in interface.all("address"):
-                ending = "nodad" if ":" in address.words[1] else ""
-                commands.append(f"address add {address.words[1]} dev {name} {ending}")
+            for address in addresses_of(interface):
+                ending = "nodad" if ":" in address else ""
+                commands.append(f"address add {address} dev {name} {ending}")
         commands += [f"route add {route}" for route in self.routes]
         done = subprocess.run(
             ["ip", "-batch", "-"], input="\n".join(commands) + "\n", capture_output=True, text=True, timeout=60
         )
         if done.returncode:
             raise RuntimeError(f"{self.name}: {done.stderr.strip()}")
+
+
+def addresses_of(interface: Item) -> Iterator[str]:
+    """The addresses of an interface with their prefixes. "ADDRESS/PREFIX and NUMBER more" has the NUMBER next ones as well."""
+    for item in interface.all("address"):
+        first = ipaddress.ip_interface(item.words[1])
+        count = int(item.words[3]) if len(item.words) > 2 else 0
+        for number in range(count + 1):
+            yield f"{first.ip + number}/{first.network.prefixlen}"
 
 
 @dataclass(frozen=True)
