@@ -363,10 +363,16 @@ static bool outcome_known(struct queue_pair *qp)
            (qp->offset > 0 || qp->unacknowledged <= qp->covered);
 }
 
+/* Whether the peer has yet to take messages of requests that were given back. */
+static bool sent_more_than_taken(const struct queue_pair *qp)
+{
+    return qp->flushed && qp->acknowledgements && !qp->expired && qp->acknowledged < qp->unacknowledged;
+}
+
 /* Ends the output of this end. A peer without receipts must have answered first. */
 static void end_output(struct queue_pair *qp, struct stream *stream)
 {
-    if (!qp->gets_receipts && !outcome_known(qp))
+    if (!qp->gets_receipts && (!outcome_known(qp) || sent_more_than_taken(qp)))
         return;
     if (qp->terminating && !qp->peer_terminated) {
         uint8_t *frame = stream_room(stream, qp->terminate_size + RECEIPT_SIZE);

@@ -90,6 +90,9 @@ static void flush_initiator(struct queue_pair *qp, nd_status first, bool *notify
             continue;
         qp->broken |= !cq_put(qp->initiator_cq, &entry, 1, notify);
     }
+    /* The peer is not asked in the middle of a message. */
+    if (qp->offset > 0 && qp->unacknowledged > qp->covered)
+        qp->unacknowledged = qp->covered;
     qp->started = qp->posted;
     qp->offset = 0;
     for (uint64_t i = qp->reads_first; i < qp->reads_end; i++)
@@ -188,6 +191,24 @@ static struct stream *stream_of(struct queue_pair *qp)
     return stream;
 }
 
+/* Gives back all requests that were posted. What is in the stream's buffers is a copy, and is sent all the same. The stream
+ * is locked, unless it is NULL. */
+static void give_back(struct queue_pair *qp, struct stream *stream, bool *initiator, bool *receive)
+{
+    lock_acquire(&qp->lock);
+    qp->flushed |= qp->state == QP_CONNECTED;
+    flush_initiator(qp, ND_CANCELED, initiator);
+    lock_release(&qp->lock);
+    /* The peer is told of a refusal first (F.5.5). A Disconnect under way has nothing left to wait for. */
+    if (stream != NULL)
+        stream_pump(stream);
+    lock_acquire(&qp->lock);
+    if (stream != NULL)
+        publish(qp, stream);
+    flush_receives(qp, receive);
+    lock_release(&qp->lock);
+}
+
 void qp_finish_now(struct queue_pair *qp)
 {
     struct stream *stream = stream_of(qp);
@@ -196,6 +217,7 @@ void qp_finish_now(struct queue_pair *qp)
         stream_lock(stream);
         if (stream->phase >= STREAM_ESTABLISHED) {
             stream_disconnect(stream);
+            give_back(qp, stream, &stream->after.initiator_cq, &stream->after.receive_cq);
         } else if (stream->phase != STREAM_CLOSED) {
             stream->after.events |= EVENT_FAILED;
             stream->after.status = ND_CANCELED;
@@ -416,8 +438,7 @@ nd_status qp_receive(struct queue_pair *qp, void *context, const ND2_SGE *sge, u
     lock_acquire(&qp->lock);
     nd_status status = ring_add(&qp->receives, context, sge, sge_count, qp->limits.receive_sge);
     if (status == ND_SUCCESS) {
-        if ((qp->state == QP_ENDED && !qp->lingering) || qp->flushed ||
-            (finishes_openly(qp) && qp->entry_count == 0))
+        if ((qp->state == QP_ENDED && !qp->lingering) || ((qp->flushed || finishes_openly(qp)) && qp->entry_count == 0))
             flush_receives(qp, &notify);
         stalled = qp->stalled;
     }
@@ -438,13 +459,8 @@ nd_status qp_flush(struct queue_pair *qp)
     struct stream *stream = stream_of(qp);
     if (stream != NULL)
         stream_lock(stream);
-    lock_acquire(&qp->lock);
-    flush_initiator(qp, ND_CANCELED, &initiator);
-    flush_receives(qp, &receive);
-    qp->flushed |= qp->state == QP_CONNECTED;
-    lock_release(&qp->lock);
+    give_back(qp, stream, &initiator, &receive);
     if (stream != NULL) {
-        stream_pump(stream); /* a Disconnect under way has nothing left to wait for */
         stream_unlock(stream);
         stream_drop(stream);
     }

@@ -14,7 +14,7 @@
  * Read, of any length, proves that the peer took what came before.
  *
  * An end that disconnects or sends a Terminate takes nothing more. It waits for the outcome of what it sent, FINISH_MS
- * at most. Receipts, answers, a Terminate or the end of the connection tell the outcome.
+ * at most. Receipts, answers, a Terminate or the end of the connection tell the outcome. A Flush ends this wait.
  */
 #ifndef ENGINE_QUEUE_PAIR_H
 #define ENGINE_QUEUE_PAIR_H
@@ -189,7 +189,8 @@ void qp_detach(struct queue_pair *queue_pair, struct stream *stream);
 /* There is no connection and will be none: cancels everything; the oldest operation gets `first`. Call it without
  * locks. */
 void qp_fail(struct queue_pair *queue_pair, nd_status first);
-/* Ends the connection as a Disconnect does; without a connection it is qp_fail(). Call it without locks. */
+/* Ends the connection as a Disconnect does, but waits for no outcome: all requests are given back during the call. What the
+ * peer is owed is sent in the background. Without a connection it is qp_fail(). Call it without locks. */
 void qp_finish_now(struct queue_pair *queue_pair);
 /* It has ended, and does not linger. */
 bool qp_has_ended(struct queue_pair *queue_pair);

@@ -157,10 +157,10 @@ static void set_state(struct soft_qp *qp, enum ibv_qp_state state)
 }
 
 /* The connection is over, or there is none: whatever was posted is flushed, and what is posted later too. */
-static void flush(struct soft_qp *qp)
+static void flush(struct soft_qp *qp, enum ibv_qp_state from)
 {
     qp_finish_now(qp->qp);
-    if (qp->ibv.srq != NULL)
+    if (qp->ibv.srq != NULL && from != IBV_QPS_ERR)
         soft_async(soft_context(qp->ibv.context), IBV_EVENT_QP_LAST_WQE_REACHED, &qp->ibv);
 }
 
@@ -282,9 +282,10 @@ EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int
     pthread_mutex_unlock(&qp->lock);
     if (error != 0)
         return errno = error;
-    if (to == IBV_QPS_ERR && from != IBV_QPS_ERR) {
+    /* Also from ERR: a connection that its connection manager ends may wait for its outcome. */
+    if ((mask & IBV_QP_STATE) != 0 && to == IBV_QPS_ERR) {
         hand_stop(qp);
-        flush(qp);
+        flush(qp, from);
     }
     if (from == IBV_QPS_INIT && to == IBV_QPS_RTR && by_hand)
         hand_connect(qp);
@@ -311,8 +312,7 @@ void soft_qp_fail(struct soft_qp *qp)
     enum ibv_qp_state from = qp->attributes.qp_state;
     set_state(qp, IBV_QPS_ERR);
     pthread_mutex_unlock(&qp->lock);
-    if (from != IBV_QPS_ERR)
-        flush(qp);
+    flush(qp, from);
 }
 
 void soft_qp_ended(struct soft_qp *qp)

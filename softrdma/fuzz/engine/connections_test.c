@@ -565,6 +565,131 @@ static void a_receive_that_keeps_its_buffer_is_begun_anew(bool data_come)
     end_connection(&end);
 }
 
+/* ---- A queue pair that its program ends ---- */
+
+static uint8_t read_sink;
+
+static void read_into_sink(struct end *end, struct region *sink)
+{
+    const ND2_SGE sge = {&read_sink, 1, region_local_token(sink)};
+    struct operation operation;
+
+    operation_begin(&operation, NULL, Nd2RequestTypeRead, 0);
+    world_require(qp_post_data(end->qp, &operation, &sge, 1) == ND_SUCCESS, "takes no Read");
+    world_run();
+}
+
+/* Ways of a program to have its requests back. */
+enum way { FINISHES, DISCONNECTS_AND_FINISHES, FLUSHES, DISCONNECTS_AND_FLUSHES };
+
+static void ends_its_requests(struct end *end, enum way way)
+{
+    if (way == DISCONNECTS_AND_FINISHES || way == DISCONNECTS_AND_FLUSHES)
+        disconnect(end);
+    if (way == FINISHES || way == DISCONNECTS_AND_FINISHES)
+        qp_finish_now(end->qp);
+    else
+        world_require(qp_flush(end->qp) == ND_SUCCESS, "does not flush");
+}
+
+/* The peer is frozen: it takes nothing and says nothing. What it says later reaches no memory. */
+static void requests_come_back_at_once_whatever_the_peer_does(enum way way, bool receipts)
+{
+    struct end end = connected(NULL);
+    struct region *sink;
+
+    world_require(region_create(adapter, adapter, NULL, &sink) == ND_SUCCESS &&
+                      region_begin(sink, &read_sink, 1, (uintptr_t)&read_sink, ND_MR_FLAG_ALLOW_LOCAL_WRITE) == ND_SUCCESS,
+                  "does not register");
+    read_sink = 1;
+    if (receipts)
+        tell(&end, RECEIPT_TOKEN, 0);
+    read_into_sink(&end, sink);
+    send_nothing(&end);
+    receive(&end);
+    world_require(completed(&end, ND_SUCCESS) == 0, "completes what nobody has taken");
+    ends_its_requests(&end, way);
+    world_require(completed(&end, ND_CANCELED) == 3, "keeps requests of a program that has ended its queue pair");
+    send_nothing(&end);
+    receive(&end);
+    world_require(completed(&end, ND_CANCELED) == 2, "keeps requests that come later");
+    while (end.answered < reads_sent(&end).all)
+        answer_read(&end);
+    world_require(read_sink == 1, "writes to memory of a request that was given back");
+    world_pass(5000);
+    world_require(completed(&end, ND_CANCELED) == 0, "gives a request back twice");
+    object_close(&sink->object);
+    end_connection(&end);
+}
+
+/* TCP takes 1,000 bytes of a message. What was copied is sent later, and nothing else. */
+static void what_was_copied_is_sent_and_memory_is_left_alone(enum way way)
+{
+    struct end end = connected(NULL);
+    size_t size;
+
+    tell(&end, RECEIPT_TOKEN, 0);
+    memset(memory, 0x11, LARGE);
+    world_limit(SIZE_MAX / 2, 1000);
+    send_large(&end);
+    ends_its_requests(&end, way);
+    world_require(completed(&end, ND_CANCELED) == 1, "keeps a request whose bytes are under way");
+    memset(memory, 0x22, LARGE);
+    world_limit(SIZE_MAX / 2, SIZE_MAX / 2);
+    world_pass(100);
+    const uint8_t *sent = world_output(end.socket, &size);
+    world_require(size > 20000 && size < 2 * LARGE, "does not send what it has copied");
+    for (size_t i = 0, run = 0; i < size; i++) {
+        run = sent[i] == 0x22 ? run + 1 : 0;
+        world_require(run < 16, "reads memory of a request that was given back");
+    }
+    end_connection(&end);
+}
+
+/* A message of the peer was too long, and the Terminate waits for the outcome of a Send. The refused Receive comes first, with
+ * its status. */
+static void a_refused_receive_precedes_those_that_are_cancelled(enum way way)
+{
+    struct end end = connected(NULL);
+    struct cq_entry entries[DEPTH];
+
+    answer_read(&end); /* of the start-up */
+    send_nothing(&end);
+    receive(&end);
+    receive(&end);
+    message_arrives(&end, 10);
+    world_require(cq_take(end.cq, entries, DEPTH) == 0, "shows a refusal of which the peer knows nothing");
+    ends_its_requests(&end, way);
+    uint32_t count = cq_take(end.cq, entries, DEPTH), receives = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        nd_status expected = entries[i].result.RequestType == Nd2RequestTypeReceive && receives++ == 0
+                                 ? ND_BUFFER_OVERFLOW : ND_CANCELED;
+        world_require(entries[i].result.Status == expected, "has another order");
+    }
+    world_require(count == 3 && receives == 2, "keeps requests");
+    end_connection(&end);
+}
+
+/* A peer without receipts may leave as soon as it sees the end of the connection. It is not told before it has taken what was
+ * sent, or FINISH_MS have passed. */
+static void a_peer_that_is_asked_sees_the_end_after_it_has_answered(bool answers)
+{
+    struct end end = connected(NULL);
+
+    answer_read(&end); /* of the start-up */
+    send_nothing(&end);
+    ends_its_requests(&end, FINISHES);
+    world_require(completed(&end, ND_CANCELED) == 1, "keeps a request");
+    world_pass(FINISH_MS - 100);
+    world_require(!end.stream->fin_sent && end.stream->open, "ends the connection before the peer has taken what was sent");
+    if (answers)
+        answer_read(&end);
+    else
+        world_pass(200);
+    world_require(end.stream->fin_sent || !end.stream->open, "waits for nothing");
+    end_connection(&end);
+}
+
 int main(void)
 {
     world_reset();
@@ -598,6 +723,14 @@ int main(void)
     who_has_rested_gives_back_its_buffers_for_others();
     a_receive_that_keeps_its_buffer_is_begun_anew(false);
     a_receive_that_keeps_its_buffer_is_begun_anew(true);
+    for (enum way way = FINISHES; way <= DISCONNECTS_AND_FLUSHES; way++) {
+        requests_come_back_at_once_whatever_the_peer_does(way, false);
+        requests_come_back_at_once_whatever_the_peer_does(way, true);
+        what_was_copied_is_sent_and_memory_is_left_alone(way);
+        a_refused_receive_precedes_those_that_are_cancelled(way);
+    }
+    a_peer_that_is_asked_sees_the_end_after_it_has_answered(true);
+    a_peer_that_is_asked_sees_the_end_after_it_has_answered(false);
     object_close(&region->object);
     object_close(&adapter->object);
     puts("connections: passed");
