@@ -20,6 +20,13 @@ _ENOUGH_MEMLOCK = 1024 * _MIB
 # An open adapter has one thread for events and up to four for registrations.
 _ENOUGH_THREADS = 16
 _ENOUGH_MEMORY = 256 * _MIB
+# An adapter, a completion queue, a queue pair and a listener of soft0 take this many file descriptors together.
+_LEAST_FILES = 16
+_ENOUGH_FILES = 256
+_NOFILE_REMEDY = (
+    "raise it with `ulimit -n NUMBER`, 'nofile' in /etc/security/limits.conf, LimitNOFILE= of a systemd unit, or "
+    "`docker run --ulimit nofile=NUMBER`"
+)
 # Version 1 of the memory controller says "no limit" with the largest multiple of the page size.
 _NO_LIMIT = 1 << 62
 
@@ -37,6 +44,7 @@ def examine_system() -> list[Finding]:
         ("kernel modules", examine_modules),
         ("device files", examine_device_files),
         ("locked memory", examine_memlock),
+        ("open files", examine_nofile),
         ("control group", examine_control_groups),
         ("huge pages", examine_huge_pages),
         ("container", examine_container),
@@ -129,11 +137,11 @@ def _device_file(file: Path) -> Finding:
 def examine_memlock() -> Iterator[Finding]:
     """Examine how much memory this process may pin. Registered memory is pinned."""
     check = "locked memory"
-    limits = re.search(r"^Max locked memory\s+(\w+)\s+(\w+)", read(path("/proc/self/limits")), re.MULTILINE)
+    limits = _limits("locked memory")
     if limits is None:
         yield warned(check, "/proc/self/limits does not say how much may be pinned", "mount /proc")
         return
-    soft, hard = limits.groups()
+    soft, hard = limits
     status = _status()
     pinned = sum(int(status.get(name, "0").split()[0]) for name in ("VmPin", "VmLck"))
     if soft == "unlimited":
@@ -150,6 +158,36 @@ def examine_memlock() -> Iterator[Finding]:
             f"RLIMIT_MEMLOCK is {_size(int(soft))}, of which {pinned} KiB are pinned: no more memory than that can be registered",
             f"{MEMLOCK_REMEDY}{more}",
         )
+
+
+def _limits(what: str) -> tuple[str, str] | None:
+    """The soft and the hard limit of this process, each a number or "unlimited"."""
+    match = re.search(rf"^Max {what}\s+(\w+)\s+(\w+)", read(path("/proc/self/limits")), re.MULTILINE)
+    return None if match is None else (match[1], match[2])
+
+
+def examine_nofile() -> Iterator[Finding]:
+    """Examine how many files this process may have open. Adapters, completion queues and sockets are such files."""
+    check = "open files"
+    limits = _limits(check)
+    if limits is None:
+        yield warned(check, "/proc/self/limits does not say how many may be open", "mount /proc")
+        return
+    soft, hard = limits
+    if soft == "unlimited":
+        yield passed(check, "RLIMIT_NOFILE is unlimited")
+        return
+    taken = len(names(path("/proc/self/fd")))
+    message = f"RLIMIT_NOFILE is {soft}, of which {taken} are taken"
+    left = int(soft) - taken
+    if left >= _ENOUGH_FILES:
+        yield passed(check, message)
+        return
+    more = "" if hard == soft else f" (this process may go to {hard})"
+    verdict, so = (
+        (failed, "an adapter may not open") if left < _LEAST_FILES else (warned, "a server of many peers needs more")
+    )
+    yield verdict(check, f"{message}: {so}", f"{_NOFILE_REMEDY}{more}")
 
 
 def _status() -> dict[str, str]:
@@ -294,8 +332,8 @@ def examine_container() -> Iterator[Finding]:
     lacking = []
     if not (path("/dev/infiniband")).is_dir():
         lacking.append("--device=/dev/infiniband")
-    soft = re.search(r"^Max locked memory\s+(\w+)", read(path("/proc/self/limits")), re.MULTILINE)
-    if not _exempt(_status()) and soft is not None and soft[1] != "unlimited":
+    limits = _limits("locked memory")
+    if not _exempt(_status()) and limits is not None and limits[0] != "unlimited":
         lacking.append("--ulimit memlock=-1")
     if lacking:
         yield warned(

@@ -396,6 +396,46 @@ def test_without_proc_there_is_a_finding_all_the_same(tree):
     assert one(on(tree({}), linux_system.examine_memlock)).verdict is Verdict.WARN
 
 
+# Open files.
+
+
+def nofile(tree, soft: object, hard: object, taken: int = 4) -> Finding:
+    limits = {"proc/self/limits": f"Max open files            {soft}                 {hard}               files\n"}
+    descriptors = {f"proc/self/fd/{number}": "" for number in range(taken)}
+    return one(on(tree({**limits, **descriptors}), linux_system.examine_nofile))
+
+
+@pytest.mark.parametrize(
+    ("soft", "taken", "verdict"),
+    [
+        ("unlimited", 4, "PASS"),
+        (1024, 4, "PASS"),
+        (256, 4, "WARN"),
+        (64, 4, "WARN"),
+        (16, 4, "FAIL"),
+        (1024, 1020, "FAIL"),
+    ],
+)
+def test_the_verdict_on_the_limit_of_open_files(tree, soft, taken, verdict):
+    assert nofile(tree, soft, "unlimited", taken).verdict.value == verdict
+
+
+def test_too_few_open_files_say_how_many_are_taken_and_the_remedy(tree):
+    found = nofile(tree, 64, 4096)
+    assert "RLIMIT_NOFILE is 64, of which 4 are taken" in found.message
+    assert "may go to 4096" in found.remedy
+    for words in ("ulimit -n", "limits.conf", "LimitNOFILE=", "--ulimit nofile="):
+        assert words in found.remedy
+
+
+def test_without_proc_nothing_is_said_of_open_files(tree):
+    assert one(on(tree({}), linux_system.examine_nofile)).verdict is Verdict.WARN
+
+
+def test_the_limit_of_open_files_is_told_of_this_process():
+    assert "RLIMIT_NOFILE" in one(linux_system.examine_nofile()).message
+
+
 # Control groups.
 
 
@@ -508,7 +548,7 @@ def test_nonsense_in_every_file_breaks_nothing(tree):
     )  # fmt: skip
     root = tree(dict.fromkeys(names, "\x00:=: \n::\nmax =\n"))
     checks = {finding.check for finding in on(root, linux_system.examine_system)}
-    assert {"locked memory", "huge pages", "container"} <= checks
+    assert {"locked memory", "open files", "huge pages", "container"} <= checks
 
 
 # Adapters and ports.

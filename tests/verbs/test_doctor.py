@@ -11,7 +11,15 @@ import pytest
 from helpers import has_kernel_driver, only_under_stress, require_kernel_driver
 
 # A machine may lack these although nothing is wrong with its adapter.
-TOLERATED = {"container", "huge pages", "locked memory", "pids control group", "memory control group", "libraries"}
+TOLERATED = {
+    "container",
+    "huge pages",
+    "locked memory",
+    "open files",
+    "pids control group",
+    "memory control group",
+    "libraries",
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +55,7 @@ def test_the_adapter_its_port_and_its_files_are_there(findings, adapter, adapter
         adapter_name,
     }
     wanted |= {f"{adapter_name} port 1", f"{adapter_name} port 1 GIDs", f"{adapter_name} placement", "NDPY_ADAPTER"}
-    wanted |= {"/dev/infiniband/rdma_cm", "locked memory", "rdma control group", "huge pages"}
+    wanted |= {"/dev/infiniband/rdma_cm", "locked memory", "open files", "rdma control group", "huge pages"}
     assert wanted <= set(findings)
     assert any(check.startswith("/dev/infiniband/uverbs") for check in findings)
 
