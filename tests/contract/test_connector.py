@@ -192,6 +192,7 @@ def test_h_2_4_connect_works_after_a_second_bind(adapter, keep, ends, peer):
     client, server = ends
     connector = keep(adapter.create_connector())
     connector.bind((host_of(adapter), 0))
+    assert connector.state == "bound"
     try:
         connector.bind((host_of(adapter), 0))
     except ndpy.NdpyError:
@@ -658,6 +659,7 @@ def test_h_8_7_disconnect_needs_nothing_from_the_peers_program(pair):
     begin = time.monotonic()
     pair.server.connector.disconnect(DEADLINE_S)
     assert time.monotonic() - begin < DEADLINE_S / 2
+    assert pair.server.connector.state == "disconnected"
 
 
 def test_h_8_9_closing_a_connector_disconnects(pair, keep):

@@ -177,6 +177,10 @@ def test_f_7_5_flush_of_an_empty_queue_pair_gives_no_completion(adapter, keep):
     end = create_end(keep, adapter)
     end.queue_pair.flush()
     assert_quiet(end.cq)
+    end.queue_pair.receive([], context=1)
+    end.queue_pair.flush()
+    (completion,) = end.cq.wait(DEADLINE_S)
+    assert (completion.context, completion.status.name) == (1, "CANCELED")
 
 
 def test_f_7_6_a_flushed_queue_pair_that_never_was_connected_stays_usable(adapter, keep, peer):
@@ -273,6 +277,7 @@ def test_queues_that_are_dropped_while_a_bind_is_outstanding_are_collected(adapt
     # Python has the list no more when the bind is posted.
     assert len(succeed(end.cq)) == 1
     end.queue_pair.bind(adapter.create_memory_window(), region, Access.REMOTE_READ, flags=Flags.SILENT_SUCCESS)
+    assert len(end.queue_pair._posted_requests.initiator) == 1
     left = [weakref.ref(end.queue_pair), weakref.ref(end.cq)]
     if closes:
         end.connector.close()
@@ -322,7 +327,9 @@ def test_f_7_1_what_succeeded_in_silence_does_not_hold_up_the_close_after_a_flus
     pair.server.queue_pair.receive([], context=1)
     pair.client.queue_pair.send([], flags=Flags.SILENT_SUCCESS)
     succeed(pair.server.cq)
+    pair.client.queue_pair.receive([], context=2)
     pair.client.queue_pair.flush()
+    wait_until(lambda: any(done.context == 2 for done in pair.client.cq.poll()), "the receive is cancelled")
     begin = time.monotonic()
     pair.client.queue_pair.close()
     assert time.monotonic() - begin < DEADLINE_S

@@ -35,6 +35,9 @@ def test_k_1_1_release_keeps_the_buffer_registered(adapter, cache):
     assert len(regions(adapter)) == before + 1
     assert (cache.stats.entries, cache.stats.bytes_pinned) == (1, LENGTH)
     lease.release()
+    # Nobody uses it.
+    cache.invalidate(buffer)
+    assert len(regions(adapter)) == before
 
 
 @pytest.mark.parametrize("make", [ndpy.alloc, lambda length: mmap.mmap(-1, length)], ids=["alloc", "mmap"])

@@ -150,9 +150,11 @@ def test_threads_fill_and_clear_a_batch_that_others_post(adapter, keep, deep):
     batch = ndpy.Batch(BATCH)
     queue_pair, cq = deep.client.queue_pair, deep.client.cq
     posted = [0, 0]
+    taken = 0
     stop = threading.Event()
 
     def work(number: int) -> None:
+        nonlocal taken
         if number == 0:
             for _ in range(ROUNDS):
                 batch.clear()
@@ -163,6 +165,7 @@ def test_threads_fill_and_clear_a_batch_that_others_post(adapter, keep, deep):
             while not stop.is_set():
                 for completion in cq.poll():
                     completion.raise_for_status()
+                    taken += 1
         else:
             while not stop.is_set():
                 try:
@@ -178,7 +181,9 @@ def test_threads_fill_and_clear_a_batch_that_others_post(adapter, keep, deep):
     while len(queue_pair._posted_requests.initiator):
         for completion in cq.wait(DEADLINE_S):
             completion.raise_for_status()
+            taken += 1
         deadline.wait(0.001)
+    assert (taken > 0) == any(posted)
 
 
 def test_threads_slice_register_and_close_regions_of_one_adapter(adapter, keep):
