@@ -87,13 +87,15 @@ def test_a_closed_connection_says_so(run):
 def test_abort_is_a_reset_for_the_peer(run):
     async def scene(client, server):
         waiting = asyncio.ensure_future(server.receive())
+        closed = asyncio.ensure_future(server.wait_closed())
         await settle()
+        assert not closed.done()
         client.abort()
         with pytest.raises(aio.ConnectionResetError, match="ended it without close"):
             await waiting
         with pytest.raises(aio.ConnectionResetError, match="abort"):
             await client.send(b"x")
-        await server.wait_closed()
+        await closed
 
     run(scene)
 

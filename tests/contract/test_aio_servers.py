@@ -241,6 +241,7 @@ def test_closing_the_server_ends_its_connections(adapter):
         serving = asyncio.ensure_future(server.serve_forever())
         async with aio.connect(server.address, adapter=adapter, **{**OPTIONS, "close_timeout_s": 0.2}) as client:
             await wait_for(lambda: server.connections)
+            assert not serving.done()
             closing = asyncio.ensure_future(server.close())
             with pytest.raises(ConnectionError):
                 await client.receive()
