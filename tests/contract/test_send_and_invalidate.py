@@ -82,6 +82,19 @@ def test_i_3_7_the_peer_cannot_use_the_window_any_more(invalidating, keep, owner
     assert contents(owner) == b"original" * 16
 
 
+def test_a_batch_sends_and_invalidates(invalidating, keep, owner):
+    client, server = invalidating
+    window = new_window(keep, invalidating.adapter)
+    remote = bind(server, window, owner)
+    server.queue_pair.receive([], context=5)
+    batch = ndpy.Batch(1)
+    batch.send_and_invalidate([], remote, context=6)
+    client.queue_pair.post(batch)
+    assert [done.context for done in succeed(client.cq)] == [6]
+    assert [done.context for done in succeed(server.cq)] == [5]
+    assert not window.is_bound
+
+
 def test_i_3_7_the_window_can_be_bound_again(invalidating, keep, owner):
     client, server = invalidating
     window = new_window(keep, invalidating.adapter)
