@@ -3,8 +3,8 @@
     nothing.py [METHOD ...] [--jobs N] [--list]
 
 METHOD is CLASS.METHOD, such as Batch.clear. A test names a method if its name has the method's words and the test itself, or a
-function of its file, calls that method of that class.
-nothing.txt has those that pass for a reason. README.md in the same folder explains it.
+function of its file, calls that method of that class. For a method that no test names, one of those that call it has to fail.
+nothing.txt has what passes for a reason. README.md in the same folder explains it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ STATE = ROOT / ".rig/mutants"
 # A test that waits for what never comes need not wait long.
 _DEADLINE_S = 2.0
 _LIMIT_S = 12
+# So many tests that call a method are tried, if none names it.
+_ROUNDS = 12
+NO_TEST = "-"
 _PASSED, _FAILED, _SKIPPED = 0, 1, 3
 _PLACES = {"contract": ["tests/contract", "--adapter", "soft0"], "unit": ["tests/unit"]}
 # These boot machines, build things, or start processes that know nothing of a change made here.
@@ -62,19 +65,21 @@ def _is_method(owner: type, name: str) -> bool:
     return callable(static) or isinstance(static, (staticmethod, classmethod))
 
 
-def methods() -> dict[str, type]:
-    """The public methods by the class that is the first to show them, such as QueuePair.write."""
-    found: dict[str, type] = {}
-    seen: set[int] = set()
+def methods() -> dict[str, list[type]]:
+    """The public methods by the class that is the first to show them, such as QueuePair.write, with all classes that do."""
+    found: dict[str, list[type]] = {}
+    seen: dict[int, list[type]] = {}
     for class_name, owner in classes().items():
         for name in dir(owner):
             if name.startswith("_") or not _is_method(owner, name):
                 continue
             definer = next(kind for kind in owner.__mro__ if name in kind.__dict__)
             static = definer.__dict__[name]
-            if definer.__module__.startswith("ndpy") and id(static) not in seen:
-                seen.add(id(static))
-                found[f"{class_name}.{name}"] = owner
+            if not definer.__module__.startswith("ndpy"):
+                continue
+            if id(static) not in seen:
+                found[f"{class_name}.{name}"] = seen[id(static)] = []
+            seen[id(static)].append(owner)
     return found
 
 
@@ -84,9 +89,16 @@ def _subclasses(owner: type) -> Iterator[type]:
         yield from _subclasses(kind)
 
 
-def do_nothing(owner: type, name: str) -> None:
-    """From now on the method returns at once, in this class and in those that have one of their own."""
-    static = inspect.getattr_static(owner, name)
+def _definers(owners: list[type], name: str) -> Iterator[type]:
+    """The classes in which a method is to be replaced: these, and those below them that have one of their own."""
+    for owner in owners:
+        yield owner
+        yield from (kind for kind in _subclasses(owner) if name in kind.__dict__ and kind not in owners)
+
+
+def do_nothing(owners: list[type], name: str) -> None:
+    """From now on the method returns at once, in these classes and in those that have one of their own."""
+    static = inspect.getattr_static(owners[0], name)
 
     async def nothing_later(*_: Any, **__: Any) -> None:
         pass
@@ -94,23 +106,30 @@ def do_nothing(owner: type, name: str) -> None:
     def nothing(*_: Any, **__: Any) -> None:
         pass
 
-    function = nothing_later if inspect.iscoroutinefunction(getattr(owner, name)) else nothing
+    function = nothing_later if inspect.iscoroutinefunction(getattr(owners[0], name)) else nothing
     replacement: Any = function
     if isinstance(static, (staticmethod, classmethod)) or "classmethod" in type(static).__name__:
         replacement = staticmethod(function)
-    for kind in (owner, *_subclasses(owner)):
-        if kind is owner or name in kind.__dict__:
-            setattr(kind, name, replacement)
+    for kind in list(_definers(owners, name)):
+        setattr(kind, name, replacement)
 
 
-def record_calls(wanted: dict[str, type], file: Path) -> set[str]:
-    """From now on, note which of these methods are called by code of a file. Returns the set to which they are added."""
-    called: set[str] = set()
+def record_calls(wanted: dict[str, list[type]], file: Path) -> tuple[set[str], set[str]]:
+    """From now on, note which of these methods are called. Returns the sets to which they are added.
+
+    The first one is for calls by code of the file, the other one for those by any code of the tests.
+    """
+    tests = str(ROOT / "tests")
+    by_file: set[str] = set()
+    by_tests: set[str] = set()
 
     def wrap(kind: type, full_name: str, static: Any) -> None:
         def recorder(*arguments: Any, **options: Any) -> Any:
-            if sys._getframe(1).f_code.co_filename == str(file):
-                called.add(full_name)
+            caller = sys._getframe(1).f_code.co_filename
+            if caller == str(file):
+                by_file.add(full_name)
+            if caller.startswith(tests):
+                by_tests.add(full_name)
             return plain(*arguments, **options)
 
         plain = static.__func__ if isinstance(static, (staticmethod, classmethod)) else static
@@ -124,12 +143,11 @@ def record_calls(wanted: dict[str, type], file: Path) -> set[str]:
         elif callable(static) and not isinstance(static, type):
             setattr(kind, full_name.rpartition(".")[2], recorder)
 
-    for full_name, owner in wanted.items():
+    for full_name, owners in wanted.items():
         name = full_name.rpartition(".")[2]
-        for kind in (owner, *_subclasses(owner)):
-            if kind is owner or name in kind.__dict__:
-                wrap(kind, full_name, inspect.getattr_static(kind, name))
-    return called
+        for kind in list(_definers(owners, name)):
+            wrap(kind, full_name, inspect.getattr_static(kind, name))
+    return by_file, by_tests
 
 
 # ---- which tests name a method ----
@@ -148,6 +166,18 @@ def is_named(method: str, words: list[str]) -> bool:
         if here[:-1] == parts[:-1] and here[-1] in _forms(parts[-1]):
             return True
     return False
+
+
+@functools.cache
+def _attributes(path: Path) -> frozenset[str]:
+    """All names behind a dot in a file, and its strings, which may be such names."""
+    names = set()
+    for part in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(part, ast.Attribute):
+            names.add(part.attr)
+        elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+            names.add(part.value)
+    return frozenset(names)
 
 
 @functools.cache
@@ -176,6 +206,20 @@ def named_by(method: str, items: list[pytest.Item]) -> list[pytest.Item]:
     return list(found.values())
 
 
+def calling(method: str, items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests that refer to a method, of each function the first case, first those that refer to little else.
+
+    Then those whose file refers to it elsewhere.
+    """
+    found: dict[str, tuple[int, pytest.Item]] = {}
+    for item in items:
+        function = item.nodeid.split("[")[0]
+        if function not in found and method in _attributes(item.path):
+            attributes = _calls(item.path).get(function.rpartition("::")[2], frozenset())
+            found[function] = len(attributes) + 1000 * (method not in attributes), item
+    return [item for _, item in sorted(found.values(), key=lambda pair: pair[0])]
+
+
 # ---- running ----
 
 
@@ -191,8 +235,9 @@ def _run_item(item: pytest.Item, following: pytest.Item) -> int:
 class Forker:
     """Collects the tests, and forks for each method and each test that names it."""
 
-    def __init__(self, wanted: list[str], out: Path, jobs: int) -> None:
+    def __init__(self, wanted: list[str], callers: bool, out: Path, jobs: int) -> None:
         self._wanted = wanted
+        self._callers = callers
         self._out = out
         self._jobs = jobs
         self._running: dict[int, tuple[str, str, float]] = {}
@@ -205,35 +250,76 @@ class Forker:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = [item for item in session.items if item.path.name not in _NOT_HERE]
-        owners = {name: owner for name, owner in methods().items() if name in self._wanted}
+        owners = {name: kinds for name, kinds in methods().items() if name in self._wanted}
+        self._prepare(items)
+        if self._callers:
+            self._try_callers(items, owners)
+        else:
+            self._try_named(items, owners)
+        return True
+
+    def _try_named(self, items: list[pytest.Item], owners: dict[str, list[type]]) -> None:
+        """Run all tests that name a method."""
         named: dict[str, tuple[pytest.Item, list[str]]] = {}
         for name in owners:
             for item in named_by(name.rpartition(".")[2], items):
                 named.setdefault(item.nodeid, (item, []))[1].append(name)
-        self._prepare(items, {fixture for item, _ in named.values() for fixture in item.fixturenames})
         # Without a change first: what fails then says nothing, and which methods a test really calls is seen.
+        for item, _ in named.values():
+            self._start("", item, items, owners)
+        self._finish()
         for item, names in named.values():
-            self._start("", item, items, {name: owners[name] for name in names})
-        self._finish()
-        for test, (item, names) in named.items():
-            log = self._log("", item)
-            called = log.read_text().split() if self.results.get(("", test)) == _PASSED and log.exists() else []
             for name in names:
-                if name in called:
-                    self._start(name, item, items, {name: owners[name]})
+                if name in self._called(item)[0]:
+                    self._start(name, item, items, owners)
         self._finish()
-        return True
 
-    def _prepare(self, items: list[pytest.Item], fixtures: set[str]) -> None:
+    def _try_callers(self, items: list[pytest.Item], owners: dict[str, list[type]]) -> None:
+        """Run tests that call a method until one fails."""
+        waiting = {name: calling(name.rpartition(".")[2], items) for name in owners}
+        for _ in range(_ROUNDS):
+            chosen = {}
+            for name, candidates in waiting.items():
+                # Known from another method's turn, or not known yet.
+                candidates[:] = [
+                    item for item in candidates if not self._is_known(item) or name in self._called(item)[1]
+                ]
+                candidates.sort(key=lambda item: not self._is_known(item))
+                if candidates:
+                    chosen[name] = candidates[0]
+            for item in {item.nodeid: item for item in chosen.values() if not self._is_known(item)}.values():
+                self._start("", item, items, owners)
+            self._finish()
+            tried = {name: item for name, item in chosen.items() if name in self._called(item)[1]}
+            for name, item in tried.items():
+                waiting[name].remove(item)
+                self._start(name, item, items, owners)
+            self._finish()
+            for name, item in tried.items():
+                if self.results[name, item.nodeid] not in (_PASSED, _SKIPPED):
+                    del waiting[name]
+
+    def _is_known(self, item: pytest.Item) -> bool:
+        return ("", item.nodeid) in self.results
+
+    def _called(self, item: pytest.Item) -> list[list[str]]:
+        """The methods that a test calls: from its file, and from anywhere in the tests. None if it fails without a change."""
+        log = self._log("", item)
+        if self.results.get(("", item.nodeid)) != _PASSED or not log.exists():
+            return [[], []]
+        return [line.split() for line in log.read_text().split("\n")]
+
+    def _prepare(self, items: list[pytest.Item]) -> None:
         """Make what the tests of a session share, such as compiled stand-ins, once and not in each fork."""
-        for fixture in sorted(fixtures & set(_SHARED)):
-            item = next(item for item in items if fixture in item.fixturenames)
-            _run_item(item, next(other for other in items if other.path != item.path))
+        for fixture in _SHARED:
+            item = next((item for item in items if fixture in item.fixturenames), None)
+            if item is not None:
+                _run_item(item, next(other for other in items if other.path != item.path))
 
     def _log(self, name: str, item: pytest.Item) -> Path:
         return self._out / f"{name or 'without'}-{item.name[:90]}".replace("/", "_")
 
-    def _start(self, name: str, item: pytest.Item, items: list[pytest.Item], owners: dict[str, type]) -> None:
+    def _start(self, name: str, item: pytest.Item, items: list[pytest.Item], owners: dict[str, list[type]]) -> None:
         """Run a test in a fork: without a change if there is no name, and then the log gets the methods that it calls."""
         self._finish(self._jobs - 1)
         # One of another module, so that what the session shares is not taken down.
@@ -247,14 +333,14 @@ class Forker:
         try:
             os.setpgid(0, 0)
             faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
-            called: set[str] = set()
+            called: tuple[set[str], ...] = ()
             if name:
                 do_nothing(owners[name], name.rpartition(".")[2])
             else:
                 called = record_calls(owners, item.path)
             status = _run_item(item, following)
             if not name:
-                log.write_text(" ".join(called))
+                log.write_text("\n".join(" ".join(names) for names in called))
         finally:
             os._exit(status)
 
@@ -277,10 +363,10 @@ class Forker:
             time.sleep(0.002)
 
 
-def run_place(place: str, wanted: list[str], jobs: int) -> dict[tuple[str, str], int]:
+def run_place(place: str, wanted: list[str], callers: bool, jobs: int) -> dict[tuple[str, str], int]:
     out = STATE / "nothing"
     out.mkdir(parents=True, exist_ok=True)
-    forker = Forker(wanted, out, jobs)
+    forker = Forker(wanted, callers, out, jobs)
     arguments = [*_PLACES[place], "-q", "-p", "no:cacheprovider"]
     with contextlib.redirect_stdout(io.StringIO()):
         pytest.main(arguments, plugins=[forker])
@@ -288,7 +374,7 @@ def run_place(place: str, wanted: list[str], jobs: int) -> dict[tuple[str, str],
 
 
 def read_listed() -> dict[tuple[str, str], str]:
-    """The tests of nothing.txt that pass for a reason, by method and test."""
+    """What passes for a reason, by method and test. The test is NO_TEST where none notices that the method does nothing."""
     lines = LISTED.read_text(encoding="utf-8").splitlines() if LISTED.exists() else []
     found = {}
     for line in lines:
@@ -303,6 +389,7 @@ def main() -> int:
     parser.add_argument("methods", nargs="*", metavar="METHOD")
     parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 2))
     parser.add_argument("--place", choices=_PLACES, help=argparse.SUPPRESS)
+    parser.add_argument("--callers", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true", help="only show the methods")
     options = parser.parse_args()
     os.chdir(ROOT)
@@ -314,31 +401,58 @@ def main() -> int:
         print("\n".join(wanted))
         return 0
     if options.place:
-        for (name, test), status in run_place(options.place, wanted, options.jobs).items():
+        for (name, test), status in run_place(options.place, wanted, options.callers, options.jobs).items():
             print(f"{status}\t{name}\t{test}")
         return 0
-    results: dict[tuple[str, str], int] = {}
+    named: dict[tuple[str, str], int] = {}
     for place in _PLACES:
-        # In a process of its own, because some tests of one place change what the others expect.
-        command = [sys.executable, __file__, *options.methods, "--jobs", str(options.jobs), "--place", place]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        for line in done.stdout.splitlines():
-            status, name, test = line.split("\t")
-            results[name, test] = int(status)
-    return report(wanted, results)
+        named |= run_apart(place, options.methods, options.jobs)
+    called: dict[tuple[str, str], int] = {}
+    for place in ("unit", "contract"):
+        # One of another place may have noticed it.
+        left = sorted(set(wanted) - {name for name, _ in named} - noticed(called))
+        if left:
+            called |= run_apart(place, [*left, "--callers"], options.jobs)
+    return report(wanted, named, called)
 
 
-def report(wanted: list[str], results: dict[tuple[str, str], int]) -> int:
+def run_apart(place: str, words: list[str], jobs: int) -> dict[tuple[str, str], int]:
+    """The results of a place, in a process of its own, because some tests of one place change what the others expect."""
+    command = [sys.executable, __file__, *words, "--jobs", str(jobs), "--place", place]
+    out = STATE / "nothing"
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "errors.txt").open("a") as errors:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, check=True)
+    results = {}
+    for line in done.stdout.splitlines():
+        status, name, test = line.split("\t")
+        results[name, test] = int(status)
+    return results
+
+
+def noticed(results: dict[tuple[str, str], int]) -> set[str]:
+    return {name for (name, _), status in results.items() if name and status not in (_PASSED, _SKIPPED)}
+
+
+def report(wanted: list[str], named: dict[tuple[str, str], int], called: dict[tuple[str, str], int]) -> int:
     listed = read_listed()
-    passing = {(name, test.split("[")[0]) for (name, test), status in results.items() if name and status == _PASSED}
-    tried = {name for name, _ in results if name}
-    print(f"{len(tried)} of {len(wanted)} methods are named by tests; {sum(bool(name) for name, _ in results)} runs")
-    print(f"named by no test: {', '.join(name for name in wanted if name not in tried) or 'none'}")
+    by_name = {name for name, _ in named if name}
+    unnoticed = set(wanted) - by_name - noticed(called)
+    passing = {(name, test.split("[")[0]) for (name, test), status in named.items() if name and status == _PASSED}
+    passing |= {(name, NO_TEST) for name in unnoticed}
+    runs = sum(bool(name) for name, _ in (*named, *called))
+    print(
+        f"{len(by_name)} of {len(wanted)} methods are named by tests, {len(noticed(called))} noticed by others; {runs} runs"
+    )
     for name, test in sorted(passing):
-        print(f"still passes: {name} {test}{' (listed)' if (name, test) in listed else ''}")
+        how = "no test notices" if test == NO_TEST else "still passes"
+        print(f"{how}: {name} {test}{' (listed)' if (name, test) in listed else ''}")
+        if test == NO_TEST:
+            for tried in sorted(test for other, test in called if other == name):
+                print(f"    passes: {tried}")
     stale = [pair for pair in listed if pair not in passing and pair[0] in wanted]
     for name, test in stale:
-        print(f"nothing.txt lists what does not pass: {name} {test}")
+        print(f"nothing.txt lists what is noticed: {name} {test}")
     missing = passing - listed.keys()
     print(f"{len(passing)} still pass, {len(passing) - len(missing)} of them listed")
     return bool(missing or stale)
