@@ -191,6 +191,14 @@ def port_in_use(info: AdapterInfo) -> PortInfo | None:
     return next((port for port in info.ports if port.number == info.port), next(iter(info.ports), None))
 
 
+def port_with(info: AdapterInfo, address: str) -> int:
+    """The number of the port that an address leads to, or else of the port in use."""
+    for port in info.ports:
+        if any(is_same_address(own, address) for interface in port.interfaces for own in interface.addresses):
+            return port.number
+    return info.port
+
+
 def as_named(info: AdapterInfo, which: str) -> AdapterInfo | None:
     """The adapter as `which` names it: by name, by name and port ("mlx5_0:2"), by network interface or by an IP address.
 

@@ -142,7 +142,11 @@ class VerbsAdapter(Adapter):
         return None
 
     def _native_port_state(self) -> str:
-        return self._port_states[self._port]
+        return self._state_of_port(self._port)
+
+    def _state_of_port(self, number: int) -> str:
+        """The state of a port as of the last event. 0 is the port that is used where an address does not decide."""
+        return self._port_states.get(number or self._port, "unknown")
 
     def _native_counters(self) -> Counters:
         return read_counters(self.info.name)
@@ -194,9 +198,8 @@ class VerbsAdapter(Adapter):
 
     def _tell_when_port_is_active(self, connector: VerbsConnector) -> None:
         self._waiting_for_port.add(connector)
-        if self.port_state == "active":
-            # The port has become active meanwhile, and the thread may have handled this already.
-            connector._on_port_active()
+        # The port may have become active meanwhile, and the thread may have handled this already.
+        connector._on_port_active()
 
     def _in_background(self, call: Callable[[], Any]) -> None:
         """Run a native call that may block for a long time. Closing the adapter waits for it."""
@@ -258,9 +261,9 @@ class VerbsAdapter(Adapter):
             self._tell_native(kind, event.port, target)
             if kind in (lib.IBV_EVENT_PORT_ACTIVE, lib.IBV_EVENT_PORT_ERR):
                 self._port_states[event.port] = "active" if kind == lib.IBV_EVENT_PORT_ACTIVE else "down"
-                if self.port_state == "active":
-                    for connector in self._waiting_for_port.take():
-                        connector._on_port_active()
+                for connector in self._waiting_for_port.take():
+                    if not connector._on_port_active():
+                        self._waiting_for_port.add(connector)
             elif kind == lib.IBV_EVENT_CQ_ERR and isinstance(target, VerbsCompletionQueue):
                 target._on_failure(target._overrun_error)
             elif isinstance(target, VerbsSharedReceiveQueue):

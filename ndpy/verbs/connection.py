@@ -314,7 +314,7 @@ class VerbsConnector(Connector, ManagerClient):
         if self._disconnect_sent:
             return 0
         self._disconnect_sent = True
-        if self._adapter.port_state != "active":
+        if not self._port_is_active():
             # See Quirk.RXE_CLOSED_PORT_ENDS_MANAGER.
             self._adapter._tell_when_port_is_active(self)
             self._on_disconnected()
@@ -326,11 +326,18 @@ class VerbsConnector(Connector, ManagerClient):
             self._on_disconnected()
         return 0
 
-    def _on_port_active(self) -> None:
-        """The port is back: tell the peer now."""
+    def _port_is_active(self) -> bool:
+        """Whether the port of this connection is. Its number is 0 in a library that does not tell it."""
+        return self._id is None or self._adapter._state_of_port(self._id.port_num) == "active"
+
+    def _on_port_active(self) -> bool:
+        """Tell the peer, if the port is back. Returns False if it is not, so that this has to be called again."""
         with self._state_lock:
+            if not self._port_is_active():
+                return False
             if self._id is not None:
                 lib.rdma_disconnect(self._id)
+        return True
 
     def _native_free(self) -> None:
         self._replace_identifier(None)

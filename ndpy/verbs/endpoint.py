@@ -11,7 +11,7 @@ from ndpy import errors
 from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.endpoint import Endpoint
 from ndpy.flags import Status
-from ndpy.info import AdapterInfo, Gid, PathInfo, PortInfo, is_same_address
+from ndpy.info import AdapterInfo, Gid, PathInfo, PortInfo, is_same_address, port_with
 from ndpy.queue_pair_attributes import CHANGES, AddressVector, Change, QueuePairState, QueuePairType
 from ndpy.quirks import Quirk
 from ndpy.verbs.adapter_info import gid_at, mtu_bytes
@@ -217,8 +217,11 @@ def explain(
     if ends:
         ends += f", with path MTU {mtu} on this end; " if mtu else "; "
     if status is Status.IO_TIMEOUT:
-        if adapter.port_state != "active":
-            return f"port {adapter._port} of {adapter.info.name} is down: see `ip link` and the cable"
+        number = path[0].port if path is not None else adapter._port
+        if path is None and addresses is not None:
+            number = port_with(adapter.info, addresses[0][0])
+        if adapter._state_of_port(number) != "active":
+            return f"port {number} of {adapter.info.name} is down: see `ip link` and the cable"
         return ends + _CAUSES.get(adapter.info.transport, _CAUSES["RoCE"])
     # A connection manager gives both ends the same path MTU.
     if status in _MAY_BE_THE_MTU and path is not None:

@@ -38,7 +38,10 @@ def with_ports(info, *ports, **others):
     first = info.ports[0]
     made = tuple(dataclasses.replace(first, **{"number": number, **port}) for number, port in enumerate(ports, 1))
     info = dataclasses.replace(info, ports=made, **others)
-    return types.SimpleNamespace(info=info, _port=2, port_state="active", _differences=differences(info))
+    states = dict.fromkeys((1, 2), "active")
+    return types.SimpleNamespace(
+        info=info, _port=2, states=states, _state_of_port=states.get, _differences=differences(info)
+    )
 
 
 # ---- adapters ----
@@ -166,8 +169,20 @@ def test_a_lost_request_is_explained_with_both_ends_and_the_transports_causes(in
     told = explain(adapter, Status.IO_TIMEOUT, None, addresses, 0)
     assert told.startswith("from 192.0.2.1 port 1 to 192.0.2.2 port 4 on fake0; likely causes:")
     assert explain(adapter, Status.IO_TIMEOUT, None, None, 0).startswith("likely causes:")
-    adapter.port_state = "down"
-    assert explain(adapter, Status.IO_TIMEOUT, ends, None, 1024).startswith("port 2 of fake0 is down")
+    adapter.states[2] = "down"
+    other = dataclasses.replace(ends[0], port=2), ends[1]
+    assert explain(adapter, Status.IO_TIMEOUT, other, None, 1024).startswith("port 2 of fake0 is down")
+    assert explain(adapter, Status.IO_TIMEOUT, ends, None, 1024).startswith(f"from {ends[0]}")
+    assert explain(adapter, Status.IO_TIMEOUT, None, None, 1024).startswith("port 2 of fake0 is down")
+
+
+def test_a_lost_connection_is_explained_by_the_port_of_its_address(info):
+    leads = [ndpy.NetworkInterface(f"eth{n}", "ethernet", None, None, (f"192.0.{n}.1",)) for n in (1, 2)]
+    adapter = with_ports(info, {"interfaces": leads[:1]}, {"interfaces": leads[1:]})
+    adapter.states[2] = "down"
+    addresses = [((f"192.0.{n}.1", 1), (f"192.0.{n}.2", 4)) for n in (1, 2)]
+    assert explain(adapter, Status.IO_TIMEOUT, None, addresses[0], 0).startswith("from 192.0.1.1 port 1")
+    assert explain(adapter, Status.IO_TIMEOUT, None, addresses[1], 0).startswith("port 2 of fake0 is down")
 
 
 def test_a_cancelled_request_names_the_ends_of_its_connection(info):

@@ -76,6 +76,24 @@ def test_closing_a_queue_pair_sends_nothing_through_a_port_that_is_down(fake, ad
     soon(lambda: told, "the peer is told")
 
 
+def test_the_port_that_counts_is_that_of_the_connection(fake, adapter, connector, queue_pair, told):
+    """Port 1, on which the adapter was opened, goes down and comes back. The connection is one of port 2, which does not."""
+    adapter._port_states |= {1: "active", 2: "down"}
+    connector._id.port_num = 2
+    queue_pair.close()
+    assert not told
+    with adapter.events() as events:
+        fake.device_event(adapter, lib.IBV_EVENT_PORT_ACTIVE)
+        events.get(DEADLINE_S)
+        fake.device_event(adapter, lib.IBV_EVENT_PORT_ACTIVE)
+        # The first one has been handled by now.
+        events.get(DEADLINE_S)
+    assert not told
+    adapter._port_states[2] = "active"
+    fake.device_event(adapter, lib.IBV_EVENT_PORT_ACTIVE)
+    soon(lambda: told, "the peer is told")
+
+
 def test_a_disconnect_that_failed_can_be_repeated(connector, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(connection, "lib", Failing())
