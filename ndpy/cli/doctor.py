@@ -7,6 +7,7 @@ import os
 import platform
 import struct
 import sys
+from pathlib import Path
 
 import click
 from rich.table import Table
@@ -14,7 +15,7 @@ from rich.text import Text
 
 import ndpy
 from ndpy import doctor, platforms
-from ndpy.cli.output import JsonCommand, print_table
+from ndpy.cli.output import STDOUT, JsonCommand, beside_reports, output_option, print_table, why_unwritten, write_report
 from ndpy.doctor.findings import Finding, Verdict, failed, passed
 from ndpy.info import is_address
 
@@ -71,10 +72,23 @@ def _table(findings: list[Finding]) -> Table:
     return table
 
 
+def _record(path: Path) -> None:
+    try:
+        write_report(path, doctor.record().encode())
+    except ndpy.NdpyError as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(why_unwritten(error)) from None
+
+
 @click.command(cls=JsonCommand, short_help="Find out what is wrong with RDMA on this machine.")
 @click.argument("adapter", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list of objects.")
-def command(adapter: str | None, as_json: bool) -> None:
+@output_option(
+    "record",
+    "Describe this machine in FILE, for ndpy's tests. Names, addresses, GUIDs and serial numbers are replaced.",
+)
+def command(adapter: str | None, as_json: bool, record_file: Path | None) -> None:
     """Examine this machine: libraries or providers, drivers, permissions, adapters, and limits of this process.
 
     With ADAPTER (a name or a local IP address), other adapters are left out. soft0, the software adapter of this package on
@@ -82,15 +96,21 @@ def command(adapter: str | None, as_json: bool) -> None:
 
     Every finding is PASS, WARN or FAIL. A WARN or FAIL has a remedy. The exit status is 1 if there is a FAIL, else 0.
     The command works even if nothing else works, and is most useful then.
+
+    --record describes what this machine's kernel and libraries show of its adapters, so that a report of a problem can become a
+    test of ndpy. Read the file before you pass it on.
     """
     if adapter:
         # The processes that examine see it too, and the process ends with this command.
         os.environ["NDPY_ADAPTER"] = adapter
-    findings = examine(adapter)
-    if as_json:
-        click.echo(json.dumps([finding.to_dict() for finding in findings], indent=2))
-    else:
-        print_table(_table(findings), wraps=True)
-        counts = {verdict: sum(finding.verdict is verdict for finding in findings) for verdict in Verdict}
-        click.echo("doctor: " + ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items()))
+    with beside_reports(record_file, *([STDOUT] if as_json and record_file == STDOUT else [])):
+        findings = examine(adapter)
+        if as_json:
+            click.echo(json.dumps([finding.to_dict() for finding in findings], indent=2))
+        else:
+            print_table(_table(findings), wraps=True)
+            counts = {verdict: sum(finding.verdict is verdict for finding in findings) for verdict in Verdict}
+            click.echo("doctor: " + ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items()))
+    if record_file is not None:
+        _record(record_file)
     sys.exit(1 if any(finding.verdict is Verdict.FAIL for finding in findings) else 0)

@@ -6,10 +6,10 @@ import sys
 
 from ndpy.doctor.findings import Finding, failed, split_remedy
 from ndpy.doctor.link import LinkDescription, plain_description
-from ndpy.errors import AdapterNotFoundError, ProviderNotFoundError
+from ndpy.errors import AdapterNotFoundError, ProviderNotFoundError, UnsupportedError
 from ndpy.info import AdapterInfo, port_in_use
 
-__all__ = ["Finding", "LinkDescription", "describe_link", "diagnose"]
+__all__ = ["Finding", "LinkDescription", "describe_link", "diagnose", "record"]
 
 _INSTALL_AGAIN = "install ndpy again with pip"
 
@@ -56,3 +56,15 @@ def describe_link(adapter: str | AdapterInfo, gid_index: int | None = None) -> L
             raise AdapterNotFoundError(f"there is no adapter {adapter!r}")
         adapter = found[0]
     return plain_description(adapter, port_in_use(adapter), None)
+
+
+def record() -> str:
+    """Describe this machine for the collection in tests/machines of ndpy's source. Personal data is replaced.
+
+    Raises UnsupportedError on Windows, and ProviderNotFoundError if ndpy's own modules are missing.
+    """
+    if sys.platform != "linux":
+        raise UnsupportedError("only machines with Linux can be recorded", operation="record")
+    from ndpy.doctor import recording
+
+    return recording.record()

@@ -62,7 +62,7 @@ def examine_modules() -> Iterator[Finding]:
         elif state == "available":
             yield failed(check, f"not loaded, so no program can use {purpose}", f"as root: modprobe {module}")
         else:
-            release = _release()
+            release = kernel_release()
             remedy = (
                 f"{distribution.read().install_module(module, release)}; then, as root, modprobe {module}; {_ELSEWHERE}"
             )
@@ -76,13 +76,14 @@ def examine_modules() -> Iterator[Finding]:
 
 def module_state(module: str) -> str:
     """ "loaded", "available" or "absent"."""
-    folder = path("/lib/modules", _release())
+    folder = path("/lib/modules", kernel_release())
     if path("/sys/module", module).exists() or f"/{module}.ko" in read(folder / "modules.builtin"):
         return "loaded"
     return "available" if re.search(rf"/{module}\.ko[.\w]*:", read(folder / "modules.dep")) else "absent"
 
 
-def _release() -> str:
+def kernel_release() -> str:
+    """The release of the running kernel."""
     return read(path("/proc/sys/kernel/osrelease")) or os.uname().release
 
 

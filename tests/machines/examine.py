@@ -23,7 +23,7 @@ from machine import Machine, all_machines
 
 import ndpy
 from ndpy import addresses, platforms, system_files
-from ndpy.doctor import findings, linux, linux_link, linux_system
+from ndpy.doctor import findings, linux, linux_link, linux_system, recording
 from ndpy.info import AdapterInfo
 from ndpy.verbs import adapter_info, native_calls
 
@@ -196,8 +196,10 @@ def _refuse(machine: Machine, root: Path) -> object:
     return refusal
 
 
-def on(machine: Machine, library: ctypes.CDLL, libc: ctypes.CDLL, root: Path) -> str:
-    """Put the machine in place of this one, and examine it."""
+def on(
+    machine: Machine, library: ctypes.CDLL, libc: ctypes.CDLL, root: Path, recorded: bool = False
+) -> tuple[str, str]:
+    """Put the machine in place of this one, and examine it. Returns what is found, and if asked for, what is recorded."""
     machine.write_files(root)
     machine.give_devices(library)
     machine.enter_namespace(libc)
@@ -212,6 +214,7 @@ def on(machine: Machine, library: ctypes.CDLL, libc: ctypes.CDLL, root: Path) ->
             (linux, "examine_apart", _examine_here),
             (linux, "examine_softverbs", list),
             (linux_system, "refusal", refusal),
+            (recording, "refusal", refusal),
             (linux_link, "pause_frames", lambda netdev: None),
             (linux_link, "flow_control", lambda netdev: None),
             (os, "access", lambda path, mode: str(path) not in refused and access(path, mode)),
@@ -219,13 +222,15 @@ def on(machine: Machine, library: ctypes.CDLL, libc: ctypes.CDLL, root: Path) ->
             (os, "getuid", lambda: machine.user),
         ):
             stack.enter_context(mock.patch.object(module, name, value))
-        return examine(machine).replace(str(root), "")
+        found = examine(machine).replace(str(root), "")
+        return found, recording.record() if recorded else ""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="the machines, without .machine; all by default")
     parser.add_argument("--write", action="store_true", help="write what is found into NAME.expected")
+    parser.add_argument("--record", nargs="*", default=[], metavar="NAME", help="record these, and examine the records")
     arguments = parser.parse_args()
     if why := obstacle():
         print(why, file=sys.stderr)
@@ -242,10 +247,19 @@ def main() -> None:
         library = ctypes.CDLL(path)
         for described in paths:
             root = Path(folder) / described.stem
-            answers[described.stem] = on(Machine(described), library, libc, root)
+            machine = Machine(described)
+            found, recorded = on(machine, library, libc, root, described.stem in arguments.record)
+            answers[described.stem] = {"found": found}
+            if recorded:
+                description = Path(folder) / f"{described.stem}.recorded"
+                description.write_text(recorded, encoding="utf-8")
+                again = Machine(description)
+                again.unsettled = machine.unsettled
+                shutil.rmtree(root)
+                answers[described.stem] |= {"recorded": recorded, "again": on(again, library, libc, root)[0]}
     if arguments.write:
         for described in paths:
-            described.with_suffix(".expected").write_text(answers[described.stem], encoding="utf-8")
+            described.with_suffix(".expected").write_text(answers[described.stem]["found"], encoding="utf-8")
     else:
         json.dump(answers, sys.stdout)
 

@@ -12,6 +12,7 @@ import ipaddress
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +96,8 @@ class Machine:
         for index, (name, device) in enumerate(self.devices.items()):
             folder = f"/sys/class/infiniband/{name}"
             files[f"{folder}/node_type"] = device.get("type", "1: CA")
+            if device.get("guid"):
+                files[f"{folder}/node_guid"] = device.get("guid")
             uverbs = device.get("uverbs", f"uverbs{index}")
             files[f"/sys/class/infiniband_verbs/{uverbs}/ibdev"] = name
             if device.get("parent"):
@@ -106,6 +109,7 @@ class Machine:
                     files[f"/sys/devices/pci/{function}/numa_node"] = device.get("numa")
             for port in device.all("port"):
                 files |= _files_of_port(f"{folder}/ports/{port.words[1]}", port)
+        files["/proc/net/route"], files["/proc/net/ipv6_route"] = self._default_routes()
         for name, interface in self.interfaces.items():
             files |= self._files_of_interface(name, interface, functions)
         for function, driver in functions.items():
@@ -124,7 +128,10 @@ class Machine:
             f"{folder}/address": interface.get("hardware", "02:00:00:00:00:00"),
             f"{folder}/dev_port": interface.get("dev_port", "0"),
             f"{folder}/dev_id": interface.get("dev_id", "0x0"),
+            f"{folder}/flags": "0x1002" if interface.get("state") == "down" else "0x1003",
         }
+        if interface.get("state") != "down":
+            files[f"{folder}/carrier"] = "0" if interface.get("state") == "no-carrier" else "1"
         for key in ("phys_port_name", "parent"):
             if interface.get(key):
                 files[f"{folder}/{key}"] = interface.get(key)
@@ -138,6 +145,29 @@ class Machine:
             self.links[f"{folder}/device"] = f"/sys/devices/pci/{function}"
             files[f"/sys/devices/pci/{function}/net/{name}/ifindex"] = "1"
         return files
+
+    def _default_routes(self) -> tuple[str, str]:
+        """The routes "default via ADDRESS dev INTERFACE", as /proc/net shows those of each family."""
+        ipv4, ipv6 = ["Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT"], []
+        for line in self.routes:
+            words = line.split()
+            gateway = ipaddress.ip_address(words[2])
+            netdev = words[4] if len(words) > 4 else self._towards(gateway)
+            if gateway.version == 4:
+                number = int.from_bytes(gateway.packed, sys.byteorder)
+                ipv4.append(f"{netdev} 00000000 {number:08X} 0003 0 0 0 00000000 0 0 0")
+            else:
+                none = "0" * 32
+                ipv6.append(f"{none} 00 {none} 00 {gateway.packed.hex()} 00000400 1 0 00000003 {netdev}")
+        return "\n".join(ipv4), "\n".join(ipv6)
+
+    def _towards(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+        """The interface whose network has this address."""
+        return next(
+            name
+            for name, interface in self.interfaces.items()
+            if any(address in ipaddress.ip_interface(own).network for own in addresses_of(interface))
+        )
 
     def write_files(self, root: Path) -> None:
         """Write the machine's files below a folder."""

@@ -22,7 +22,7 @@ from ndpy.doctor.findings import Finding, Verdict, examine, examine_apart, passe
 if sys.platform != "linux":
     pytest.skip("the machines faked here are Linux's", allow_module_level=True)
 
-from ndpy.doctor import linux, linux_system
+from ndpy.doctor import linux, linux_system, recording
 from ndpy.doctor.linux_system import examine_control_groups
 from ndpy.verbs import distribution
 
@@ -237,6 +237,34 @@ def test_the_table_has_all_that_the_json_has(monkeypatch):
     for words in ("PASS", "one", "is well", "WARN", "two", "is odd", "remedy: turn it off and on again"):
         assert words in result.output
     assert result.output.splitlines()[-1] == "doctor: 2 PASS, 1 WARN, 0 FAIL"
+
+
+def test_the_machine_is_recorded_in_a_file_or_on_standard_output(monkeypatch, tmp_path):
+    monkeypatch.setattr("ndpy.doctor.diagnose", lambda adapter: [passed("one", "is well")])
+    monkeypatch.setattr("ndpy.doctor.record", lambda: "device mlx5_0\n")
+    monkeypatch.delenv("NDPY_ADAPTER", raising=False)
+    file = tmp_path / "this.machine"
+    result = CliRunner().invoke(main, ["doctor", "--record", str(file)])
+    assert (result.exit_code, file.read_text()) == (0, "device mlx5_0\n")
+    assert "is well" in result.stdout
+    result = CliRunner().invoke(main, ["doctor", "--record", "-"])
+    assert (result.exit_code, result.stdout) == (0, "device mlx5_0\n")
+    assert "is well" in result.stderr
+    assert CliRunner().invoke(main, ["doctor", "--record", str(tmp_path / "absent/x")]).exit_code == 2
+    assert CliRunner().invoke(main, ["doctor", "--record", "-", "--json"]).exit_code == 2
+
+
+def test_only_linux_is_recorded(monkeypatch):
+    monkeypatch.setattr(ndpy.doctor.sys, "platform", "win32")
+    with pytest.raises(ndpy.UnsupportedError):
+        ndpy.doctor.record()
+
+
+def test_an_empty_tree_is_recorded(tree):
+    with system_files.below(tree({})):
+        lines = recording.record().splitlines()
+    assert f"file /proc/sys/kernel/osrelease = {KERNEL.partition('-')[0]}" in lines
+    assert not [line for line in lines if line.startswith(("device", "interface", "file /dev"))]
 
 
 # Drivers and modules, in faked trees.
