@@ -1,7 +1,8 @@
-"""Addresses of connections: (host, port), host names, the wildcard, and the choice of an adapter's address."""
+"""Addresses of connections: (host, port), host names, the wildcard, and from where addresses are reached."""
 
 from __future__ import annotations
 
+import enum
 import ipaddress
 import socket
 from collections.abc import Sequence
@@ -93,30 +94,24 @@ def resolve_destinations(host: str, port: int) -> list[tuple[int, tuple[Any, ...
     return found
 
 
-def source_host(name: str, addresses: Sequence[str], destination: str) -> str:
-    """Choose the address of this side for a connection: the destination itself, or the address most similar to it.
+#: With more addresses, an adapter has the wildcard instead.
+_MOST_LISTENED_AT = 8
 
-    Parameters:
-        name: the adapter, for the error message.
-        addresses: the adapter's.
-    Raises:
-        AddressUnreachableError: the adapter has no address of the destination's family.
+
+def listening_addresses(addresses: Sequence[str], address: Address) -> list[Address]:
+    """All places where to listen for (host, port), so that peers of all addresses come.
+
+    The host "" or "*" stands for each of the adapter's addresses. An adapter that has loopback has all of the machine's, also
+    those that come later. The wildcard of IPv6 is one for IPv4 too.
     """
-    wanted = ipaddress.ip_address(destination.partition("%")[0])
-    candidates = []
-    for host in addresses:
-        own = ipaddress.ip_address(host.partition("%")[0])
-        if own.version != wanted.version:
-            continue
-        shared = (int(own) ^ int(wanted)).bit_length()
-        candidates.append((own != wanted, own.is_link_local != wanted.is_link_local, shared, host))
-    if not candidates:
-        raise errors.AddressUnreachableError(
-            f"{name} has no {'IPv4' if wanted.version == 4 else 'IPv6'} address to reach {destination} from; its addresses "
-            f"are {', '.join(addresses) or 'none'}",
-            operation="connect",
-        )
-    return min(candidates)[3]
+    host, port = check_address(address)
+    if host not in ("", "*") or len(addresses) == 1:
+        return [listening_address(addresses, (host, port))]
+    if any(reach(entry) is Reach.LOOPBACK for entry in addresses):
+        return [("::" if any(":" in entry for entry in addresses) else "0.0.0.0", port)]
+    if not 0 < len(addresses) <= _MOST_LISTENED_AT:
+        return [listening_address(addresses, (host, port))]
+    return [(entry, port) for entry in addresses]
 
 
 def listening_address(addresses: Sequence[str], address: Address) -> Address:
@@ -138,16 +133,51 @@ def listening_address(addresses: Sequence[str], address: Address) -> Address:
     if not is_wildcard(resolved[0]):
         return host, port
     same = [
-        entry for entry in addresses if (":" in entry) == (family == socket.AF_INET6) and not entry.startswith("fe80")
+        entry
+        for entry in addresses
+        if (":" in entry) == (family == socket.AF_INET6) and reach(entry) is not Reach.LINK_LOCAL
     ]
     return (same[0] if len(same) == 1 else host), port
 
 
+def plain_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """A numeric host without its scope. Raises ValueError for any other text."""
+    return ipaddress.ip_address(host.partition("%")[0])
+
+
+class Reach(enum.IntEnum):
+    """From where an address is reached. The more, the less."""
+
+    ROUTABLE = 0
+    LINK_LOCAL = 1
+    LOOPBACK = 2
+    MULTICAST = 3
+    UNSPECIFIED = 4
+
+
+def reach(address: str | bytes | ipaddress.IPv4Address | ipaddress.IPv6Address) -> Reach:
+    """From where an address is reached. An IPv4 address within an IPv6 one counts as what it is.
+
+    Parameters:
+        address: a numeric host, perhaps with a scope, or the 16 bytes of a GID.
+    """
+    parsed = plain_address(address) if isinstance(address, str) else ipaddress.ip_address(address)
+    if isinstance(parsed, ipaddress.IPv6Address):
+        parsed = parsed.ipv4_mapped or parsed
+    if parsed.is_unspecified:
+        return Reach.UNSPECIFIED
+    if parsed.is_multicast:
+        return Reach.MULTICAST
+    if parsed.is_loopback:
+        return Reach.LOOPBACK
+    return Reach.LINK_LOCAL if parsed.is_link_local else Reach.ROUTABLE
+
+
 def is_multicast(host: str) -> bool:
     """Whether a numeric host is the address of a multicast group."""
-    return ipaddress.ip_address(host.partition("%")[0]).is_multicast
+    return reach(host) is Reach.MULTICAST
 
 
 def is_wildcard(host: str) -> bool:
     """Whether a numeric host stands for all addresses."""
-    return ipaddress.ip_address(host.partition("%")[0]).is_unspecified
+    return plain_address(host).is_unspecified

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import socket
 from collections.abc import Iterable
 from typing import Any
 
+from ndpy.addresses import plain_address
 from ndpy.flags import Capability
 
 
@@ -252,7 +252,7 @@ def _seen_from(
 def is_address(text: str) -> bool:
     """Whether this is an IP address, perhaps with a scope."""
     try:
-        _plain(text)
+        plain_address(text)
     except ValueError:
         return False
     return True
@@ -260,7 +260,7 @@ def is_address(text: str) -> bool:
 
 def is_same_address(one: str, other: str) -> bool:
     """Whether two texts are the same IP address. If only one has a scope, it does not count."""
-    if not (is_address(one) and is_address(other)) or _plain(one) != _plain(other):
+    if not (is_address(one) and is_address(other)) or plain_address(one) != plain_address(other):
         return False
     scopes = {_scope(text) for text in (one, other) if "%" in text}
     return len(scopes) < 2
@@ -272,7 +272,3 @@ def _scope(text: str) -> int | str:
         return int(scope) if scope.isdigit() else socket.if_nametoindex(scope)
     except OSError:
         return scope
-
-
-def _plain(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    return ipaddress.ip_address(text.partition("%")[0])

@@ -6,11 +6,11 @@ A description can come from the other machine. So from_dict() checks every value
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from ndpy.addresses import plain_address
 from ndpy.info import AdapterInfo, Gid, PortInfo
 from ndpy.quirks import Quirk
 
@@ -151,7 +151,7 @@ def _address(value: Any) -> str | None:
     if not isinstance(value, str) or len(value) > 64:
         return None
     try:
-        return str(ipaddress.ip_address(value.partition("%")[0]))
+        return str(plain_address(value))
     except ValueError:
         return None
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import ipaddress
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ndpy.addresses import Reach, reach
 from ndpy.doctor.findings import Finding, examine, examine_apart, failed, passed, split_remedy, warned
 from ndpy.doctor.linux_system import examine_system
 from ndpy.errors import NdpyError, ProviderNotFoundError
@@ -263,10 +263,9 @@ def _mtu(check: str, port: PortInfo) -> Finding:
 def routable(gid: Gid) -> bool:
     """Return whether routers forward a RoCE GID."""
     try:
-        address = ipaddress.ip_address(gid.address)
+        return reach(gid.address) is Reach.ROUTABLE
     except ValueError:
         return False
-    return not (address.is_link_local or address.is_loopback or address.is_unspecified)
 
 
 def _shown(gid: Gid, with_interface: bool) -> str:
@@ -287,7 +286,7 @@ def _gids(check: str, info: AdapterInfo, port: PortInfo) -> Finding:
     if Quirk.IWARP_MANAGER_ONLY in differences(info):
         of_port = [address for interface in port.interfaces for address in interface.addresses]
         own = [entry.partition("%")[0] for entry in of_port or info.addresses]
-        if any(not ipaddress.ip_address(entry).is_link_local for entry in own):
+        if any(reach(entry) is not Reach.LINK_LOCAL for entry in own):
             return passed(check, f"iWARP uses the interface's addresses: {', '.join(own)}")
         return warned(check, f"{netdev} has no address beyond the link", give)
     kinds = {kind: [gid for gid in port.gids if gid.type == kind] for kind in sorted({gid.type for gid in port.gids})}

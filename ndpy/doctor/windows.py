@@ -5,11 +5,11 @@ Providers are other people's DLLs. So each is loaded in a process of its own, wh
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import pathlib
 from collections.abc import Callable, Iterator
 
+from ndpy.addresses import Reach, plain_address, reach
 from ndpy.doctor.findings import Finding, Verdict, examine, examine_apart, failed, passed, split_remedy, warned
 from ndpy.errors import NdpyError, ProviderError, ProviderNotFoundError, UnsupportedError
 from ndpy.info import as_named
@@ -179,14 +179,14 @@ def _examine_interfaces(label: str, addresses: list[str]) -> Iterator[Finding]:
 def _plain(address: str) -> str:
     """Return an address in one spelling, without its scope."""
     try:
-        return str(ipaddress.ip_address(address.partition("%")[0]))
+        return str(plain_address(address))
     except ValueError:
         return address
 
 
 def _is_loopback(address: str) -> bool:
     try:
-        return ipaddress.ip_address(_plain(address)).is_loopback
+        return reach(address) is Reach.LOOPBACK
     except ValueError:
         return False
 

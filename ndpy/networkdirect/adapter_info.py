@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import os
 import pathlib
 import uuid
 from typing import Any
 
 from ndpy import errors
+from ndpy.addresses import Reach, plain_address, reach
 from ndpy.flags import Capability
 from ndpy.info import AdapterInfo, PortInfo
 from ndpy.networkdirect import interfaces, winsock_catalogue
@@ -184,16 +184,16 @@ def why_no_adapter() -> str:
 
 def _interface_of(addresses: tuple[str, ...]) -> tuple[str | None, int, bool]:
     """Return (name, MTU, whether it is up) of the network interface that has one of the addresses, of one that is up if possible."""
-    wanted = {ipaddress.ip_address(address.partition("%")[0]) for address in addresses}
+    wanted = {plain_address(address) for address in addresses}
     statistics = interfaces.statistics()
     found: tuple[str | None, int, bool] | None = None
     for name, entries in interfaces.addresses().items():
         for entry in entries:
             try:
-                own = ipaddress.ip_address(entry.address.partition("%")[0])
+                own = plain_address(entry.address)
             except ValueError:
                 continue
-            if own in wanted and not own.is_loopback:
+            if own in wanted and reach(own) is not Reach.LOOPBACK:
                 stats = statistics.get(name)
                 if stats is None or stats.isup:
                     return name, stats.mtu if stats else 0, True
@@ -201,10 +201,9 @@ def _interface_of(addresses: tuple[str, ...]) -> tuple[str | None, int, bool]:
     return found or (None, 0, True)
 
 
-def _rank(address: str) -> tuple[bool, bool, int]:
+def _rank(address: str) -> tuple[Reach, int]:
     """Sort key: addresses that others can reach come first, and IPv4 before IPv6."""
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    return parsed.is_loopback, parsed.is_link_local, parsed.version
+    return reach(address), plain_address(address).version
 
 
 def _describe(

@@ -13,10 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.addresses import Address, listening_address, source_host
+from ndpy.addresses import Address, listening_address
 from ndpy.connection import Connector
 from ndpy.connection_parameters import ReadLimits
 from ndpy.connection_states import Event, State
+from ndpy.networkdirect import interfaces
 from ndpy.networkdirect.addresses import get_sized_buffer, pack_address, pack_resolved, unpack_address
 from ndpy.networkdirect.native_calls import (
     BUFFER_OVERFLOW,
@@ -38,6 +39,7 @@ from ndpy.networkdirect.native_calls import (
 from ndpy.networkdirect.overlapped import Request, cancel_all
 from ndpy.networkdirect.queue_pair import NetworkDirectQueuePair
 from ndpy.queue_pair import QueuePair
+from ndpy.routes import find_route
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.adapter import NetworkDirectAdapter
@@ -223,10 +225,12 @@ class NetworkDirectConnector(Connector):
         self._bound_at = None
 
     def _native_connect(self, queue_pair: QueuePair, family: int, destination: tuple[Any, ...]) -> None:
+        local = self._bound_to
+        if local is None:
+            source, destination = find_route(self._adapter.info, family, destination, interfaces.addresses)
+            local = source, 0
         self._destination = pack_resolved(family, destination)
         try:
-            info = self._adapter.info
-            local = self._bound_to or (source_host(info.name, info.addresses, destination[0]), 0)
             # An earlier attempt or a bind() that failed may have left it bound elsewhere, or not at all.
             if self._bound_at != local:
                 self._bind(local)

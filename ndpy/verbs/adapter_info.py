@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ndpy import errors, system_files
+from ndpy.addresses import Reach, reach
 from ndpy.flags import Capability
 from ndpy.info import TRANSPORTS, AdapterInfo, Gid, PortInfo, as_named
 from ndpy.quirks import Quirk
@@ -457,17 +458,15 @@ def _addresses_of_softverbs() -> list[str]:
     addresses = [unpack_socket_address(raw[place : place + entry]) for place in range(0, max(found, 0) * entry, entry)]
     hosts = [address[0] for address in addresses if address is not None]
 
-    def rank(host: str) -> int:
-        address = ipaddress.ip_address(host.partition("%")[0])
-        return 2 if address.is_link_local else int(address.is_loopback)
-
-    return sorted(hosts, key=rank)
+    # A program without a network has loopback, which needs no interface to be named.
+    order = (Reach.ROUTABLE, Reach.LOOPBACK, Reach.LINK_LOCAL)
+    return sorted(hosts, key=lambda host: order.index(reach(host)))
 
 
 def _addresses(ports: Iterable[PortInfo]) -> list[str]:
     """Return the IP addresses that connections through any port can use, routable ones of active ports first."""
     found = [
-        (interfaces.is_link_local(address), port.state != "active", address)
+        (reach(address), port.state != "active", address)
         for port in ports
         for interface in port.interfaces
         for address in interface.addresses

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import socket
 import struct
@@ -11,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.addresses import Address, resolve
+from ndpy.addresses import Address, Reach, reach, resolve
 from ndpy.verbs.native_calls import check_errno, ffi, lib, text
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def unpack_socket_address(raw: bytes) -> Address | None:
     if family == socket.AF_INET6 and len(raw) >= 28:
         host = socket.inet_ntop(socket.AF_INET6, raw[8:24])
         scope = int.from_bytes(raw[24:28], sys.byteorder)
-        if scope and ipaddress.ip_address(host).is_link_local:
+        if scope and reach(host) is Reach.LINK_LOCAL:
             try:
                 host += f"%{socket.if_indextoname(scope)}"
             except OSError:

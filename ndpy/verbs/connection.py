@@ -25,7 +25,7 @@ from ndpy.quirks import Quirk
 from ndpy.verbs.addresses import bind_identifier, new_identifier, unpack_address
 from ndpy.verbs.connect_call import ConnectCall
 from ndpy.verbs.endpoint import finite_retry_count
-from ndpy.verbs.manager import NO_IWARP, CmEvent, ManagerClient, Way, nearest_address
+from ndpy.verbs.manager import NO_IWARP, CmEvent, ManagerClient, Way
 from ndpy.verbs.memory import native_access
 from ndpy.verbs.native_calls import check_errno, ffi, lib
 from ndpy.verbs.queue_pair import VerbsQueuePair
@@ -120,14 +120,11 @@ class VerbsConnector(Connector, ManagerClient):
         return call is not None and call.give_up()
 
     def _native_connect(self, queue_pair: QueuePair, family: int, destination: tuple[Any, ...]) -> None:
-        source = None
         if self._id is None:
             self._id = new_identifier(self._adapter, self._serial)
             if self._bound_to is not None:
                 bind_identifier(self._adapter, self._id, self._bound_to)
-            else:
-                source = nearest_address(self._adapter, family, destination[0])
-        self._way.resolve_address(self._id, source, family, destination)
+        self._way.resolve_address(self._id, family, destination, is_bound=self._bound_to is not None)
 
     @property
     def _way(self) -> Way:

@@ -11,13 +11,12 @@ import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ndpy import errors
-from ndpy.addresses import source_host
 from ndpy.datagram_queue_pair import DatagramQueuePair, Destination
 from ndpy.multicast_group import MulticastGroup
 from ndpy.pending import Pending
 from ndpy.resource import Resource, _serials
 from ndpy.verbs.addresses import bind_identifier, new_identifier, pack_address
-from ndpy.verbs.manager import CmEvent, ManagerClient, Way, nearest_address
+from ndpy.verbs.manager import CmEvent, ManagerClient, Way, route_of
 from ndpy.verbs.native_calls import check, check_errno, ffi, lib
 from ndpy.verbs.queue_pair_attributes import read_vector
 
@@ -139,8 +138,7 @@ class ResolveCall(DatagramCall[Destination]):
 
     def _start(self) -> None:
         family, destination = self._address
-        source = nearest_address(self._adapter, family, destination[0])
-        self._way.resolve_address(self._id, source, family, destination)
+        self._way.resolve_address(self._id, family, destination, is_bound=False)
 
     def _handle(self, event: CmEvent) -> Destination | None:
         kind = event.type
@@ -187,8 +185,9 @@ class JoinCall(DatagramCall[MulticastGroup]):
     def _start(self) -> None:
         family, group = self._group
         info = self._adapter.info
-        bind_identifier(self._adapter, self._id, (source_host(info.name, info.addresses, group[0]), 0))
-        packed = pack_address(family, group)
+        route = route_of(self._adapter, family, group, "join_multicast")
+        bind_identifier(self._adapter, self._id, (route.source, 0))
+        packed = pack_address(family, route.destination)
         check_errno(
             "join_multicast",
             lib.rdma_join_multicast(self._id, ffi.cast("struct sockaddr *", packed), ffi.NULL),

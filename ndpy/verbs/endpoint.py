@@ -8,6 +8,7 @@ import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ndpy import errors
+from ndpy.addresses import reach
 from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.endpoint import Endpoint
 from ndpy.flags import Status
@@ -25,10 +26,8 @@ if TYPE_CHECKING:
 
 def rank(gid: Gid) -> tuple[int, int, int, int]:
     """A sort key, smallest for the best GID: RoCE v2 before v1, routable before others, IPv4 before IPv6."""
-    address = ipaddress.IPv6Address(gid.value)
     version = {"RoCE v2": 0, "InfiniBand": 0, "RoCE v1": 1}.get(gid.type, 2)
-    loopback = (address.ipv4_mapped or address).is_loopback
-    return version, 2 if loopback else int(address.is_link_local), int(address.ipv4_mapped is None), gid.index
+    return version, reach(gid.value), int(ipaddress.IPv6Address(gid.value).ipv4_mapped is None), gid.index
 
 
 def best_gid(info: AdapterInfo, port: PortInfo) -> Gid | None:

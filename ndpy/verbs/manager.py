@@ -8,11 +8,13 @@ from __future__ import annotations
 import abc
 import errno
 import os
-import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import psutil
+
 from ndpy import errors
-from ndpy.addresses import source_host
+from ndpy.addresses import resolve
+from ndpy.routes import Route, find_route
 from ndpy.verbs.addresses import pack_address
 from ndpy.verbs.native_calls import ffi, lib, text
 
@@ -66,6 +68,11 @@ class ManagerClient(abc.ABC):
         """An event of the identifier, or a request to it. In the adapter's thread."""
 
 
+def route_of(adapter: VerbsAdapter, family: int, destination: tuple[Any, ...], operation: str) -> Route:
+    """find_route() from an adapter."""
+    return find_route(adapter.info, family, destination, psutil.net_if_addrs, operation)
+
+
 class Way(NamedTuple):
     """The way from an adapter to an address, with the errors that tell where it ends.
 
@@ -78,11 +85,16 @@ class Way(NamedTuple):
     target: str
     operation: str
 
-    def resolve_address(self, identifier: Any, source: Any, family: int, destination: tuple[Any, ...]) -> None:
+    def resolve_address(self, identifier: Any, family: int, destination: tuple[Any, ...], *, is_bound: bool) -> None:
         """Start to resolve the address. ADDR_RESOLVED or an error follows.
 
-        source: a local address for an identifier that has none, as a struct sockaddr. Otherwise None.
+        is_bound: whether the identifier has an address of this side. Otherwise the routes choose one.
         """
+        source = None
+        if not is_bound:
+            route = route_of(self.adapter, family, destination, self.operation)
+            destination = route.destination
+            source = pack_address(*resolve((route.source, 0)))
         packed = pack_address(family, destination)
         self._check(
             lib.rdma_resolve_addr(
@@ -146,10 +158,3 @@ class Way(NamedTuple):
             operation=self.operation,
             native=number,
         )
-
-
-def nearest_address(adapter: VerbsAdapter, family: int, destination: str) -> Any:
-    """The address of this adapter that is nearest to the destination, as a struct sockaddr."""
-    host = source_host(adapter.info.name, adapter.info.addresses, destination)
-    found = socket.getaddrinfo(host, 0, family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
-    return pack_address(family, found[0][4])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import sys
 import types
 
@@ -14,6 +15,8 @@ if sys.platform != "linux":
 
 import ndpy
 from ndpy import Status
+from ndpy.addresses import Reach, reach
+from ndpy.doctor.linux import routable
 from ndpy.endpoint import MTUS, Endpoint
 from ndpy.info import Gid
 from ndpy.platforms import choose
@@ -200,3 +203,40 @@ def test_another_mtu_is_suspected_where_the_program_connected_the_ends(info, sta
     if status not in (Status.IO_TIMEOUT, Status.CANCELED):
         assert ("another path MTU" in explain(adapter, status, ends, None, 1024)) == (status in suspects)
         assert explain(adapter, status, None, (("192.0.2.1", 1), ("192.0.2.2", 4)), 1024) == ""
+
+
+# ---- from where an address is reached ----
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("192.0.2.1", Reach.ROUTABLE),
+        ("2001:db8::1", Reach.ROUTABLE),
+        ("fd00::1", Reach.ROUTABLE),
+        ("169.254.3.4", Reach.LINK_LOCAL),
+        ("fe80::1%eth0.100", Reach.LINK_LOCAL),
+        ("127.3.4.5", Reach.LOOPBACK),
+        ("::1", Reach.LOOPBACK),
+        ("239.1.2.3", Reach.MULTICAST),
+        ("ff02::1%eth0", Reach.MULTICAST),
+        ("0.0.0.0", Reach.UNSPECIFIED),
+        ("::", Reach.UNSPECIFIED),
+    ],
+)
+def test_an_ipv4_address_within_a_gid_counts_as_what_it_is(address, expected):
+    """Python's own predicates say of ::ffff:169.254.3.4 that it is not link-local."""
+    assert reach(address) is expected
+    plain = ipaddress.ip_address(address.partition("%")[0])
+    gid = plain.packed if plain.version == 6 else bytes(10) + b"\xff\xff" + plain.packed
+    assert reach(gid) is expected
+    assert reach(str(ipaddress.IPv6Address(gid))) is expected
+
+
+@pytest.mark.parametrize("near", ["169.254.3.4", "127.0.0.1"])
+def test_a_gid_that_leads_nowhere_else_is_not_the_best(info, near):
+    """It is the first of its table."""
+    mapped = Gid(0, bytes(10) + b"\xff\xff" + ipaddress.ip_address(near).packed, "RoCE v2", near)
+    adapter = with_ports(info, {}, {"gids": (mapped, IPV6)})
+    assert local_endpoint_of(adapter, 7, None, None).gid == IPV6.value
+    assert not routable(mapped)

@@ -32,6 +32,7 @@ LEAVES = {
     "placement",
     "queue_pair_attributes",
     "quirks",
+    "routes",
     "system_files",
     "unraisable",
     "weak_set",

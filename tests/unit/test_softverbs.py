@@ -222,7 +222,7 @@ def test_connections_of_both_go_to_their_own_libraries(fake, soft):
             queue = adapter.create_completion_queue(8)
             queue_pair = adapter.create_queue_pair(queue)
             connector = adapter.create_connector()
-            connector.connect(queue_pair, ("192.0.2.9", 7471), timeout_s=5)
+            connector.connect(queue_pair, (adapter.info.addresses[0], 7471), timeout_s=5)
             assert others.counts.identifiers <= 1  # the one that waits for the removal of the device
             with adapter.listen((adapter.info.addresses[0], 0)) as listener:
                 provider.request(listener)

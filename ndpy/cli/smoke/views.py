@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ndpy.addresses import plain_address
 from ndpy.doctor.ends import FAR, NEAR
 
 _LONGEST = 64
@@ -47,7 +48,7 @@ def plain(address: Any) -> str | None:
         return None
     else:
         try:
-            parsed = ipaddress.ip_address(address.partition("%")[0])
+            parsed = plain_address(address)
         except ValueError:
             return None
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
