@@ -16,6 +16,23 @@ bool address_same_host(const struct sockaddr *a, const struct sockaddr *b)
     return memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr, &((const struct sockaddr_in6 *)b)->sin6_addr, 16) == 0;
 }
 
+bool address_is_link_local_v6(const struct sockaddr *address)
+{
+    const uint8_t *bytes = (const uint8_t *)&((const struct sockaddr_in6 *)address)->sin6_addr;
+
+    return address->sa_family == AF_INET6 && bytes[0] == 0xFE && (bytes[1] & 0xC0) == 0x80;
+}
+
+bool address_same(const struct sockaddr *a, const struct sockaddr *b)
+{
+    if (!address_same_host(a, b))
+        return false;
+    if (!address_is_link_local_v6(a))
+        return true;
+    uint32_t x = ((const struct sockaddr_in6 *)a)->sin6_scope_id, y = ((const struct sockaddr_in6 *)b)->sin6_scope_id;
+    return x == y || x == 0 || y == 0;
+}
+
 bool address_is_wildcard(const struct sockaddr *address)
 {
     static const struct in6_addr none;

@@ -8,6 +8,9 @@ int address_size(const struct sockaddr *address);
 bool address_is_wildcard(const struct sockaddr *address);
 /* Ignores port and scope. */
 bool address_same_host(const struct sockaddr *a, const struct sockaddr *b);
+/* The same, but link-local addresses of two interfaces differ. One without a scope is that of any interface. */
+bool address_same(const struct sockaddr *a, const struct sockaddr *b);
+bool address_is_link_local_v6(const struct sockaddr *address);
 uint16_t address_port(const struct sockaddr *address);
 void address_set_port(struct sockaddr *address, uint16_t port);
 

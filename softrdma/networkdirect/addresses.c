@@ -25,7 +25,7 @@ static bool selected(const struct sockaddr *address)
                 named.ss_family = AF_INET;
             else if (inet_pton(AF_INET6, text, &((struct sockaddr_in6 *)&named)->sin6_addr) == 1)
                 named.ss_family = AF_INET6;
-            if (named.ss_family != 0 && address_same_host(address, (struct sockaddr *)&named))
+            if (named.ss_family != 0 && address_same(address, (struct sockaddr *)&named))
                 return true;
         }
         at += length;
@@ -41,7 +41,7 @@ static unsigned add(struct sockaddr_storage *all, unsigned count, const struct s
     if (address_is_wildcard(address) || !selected(address))
         return count;
     for (unsigned i = 0; i < count; i++)
-        if (address_same_host((struct sockaddr *)&all[i], address))
+        if (address_same((struct sockaddr *)&all[i], address))
             return count;
     memset(&all[count], 0, sizeof all[count]);
     memcpy(&all[count], address, (size_t)address_size(address));
@@ -126,7 +126,7 @@ bool addresses_serve(const struct sockaddr *address)
         return selected(address);
     unsigned count = collect(all);
     for (unsigned i = 0; i < count; i++)
-        if (address_same_host((struct sockaddr *)&all[i], address))
+        if (address_same((struct sockaddr *)&all[i], address))
             return true;
     return false;
 }

@@ -6,10 +6,11 @@
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* How the addresses are sorted. */
-enum { IPV4, IPV6, IPV4_LOOPBACK, IPV6_LOOPBACK, RANKS };
+enum rank { IPV4, IPV6, IPV4_LOOPBACK, IPV6_LOOPBACK, IPV6_LINK_LOCAL, RANKS };
 
 static const uint8_t mapped_prefix[12] = {[10] = 0xFF, [11] = 0xFF};
 
@@ -20,34 +21,63 @@ static bool is_loopback(const struct sockaddr *address)
     return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)address)->sin6_addr);
 }
 
-/* An address that also means something without an interface. */
+static enum rank rank_of(const struct sockaddr *address)
+{
+    if (address_is_link_local_v6(address))
+        return IPV6_LINK_LOCAL;
+    if (address->sa_family == AF_INET)
+        return is_loopback(address) ? IPV4_LOOPBACK : IPV4;
+    return is_loopback(address) ? IPV6_LOOPBACK : IPV6;
+}
+
 static bool is_usable(const struct sockaddr *address)
 {
-    if (address->sa_family != AF_INET && address->sa_family != AF_INET6)
+    return (address->sa_family == AF_INET || address->sa_family == AF_INET6) && !address_is_wildcard(address);
+}
+
+static uint32_t scope_of(const struct sockaddr *address)
+{
+    return address_is_link_local_v6(address) ? ((const struct sockaddr_in6 *)address)->sin6_scope_id : 0;
+}
+
+/* A numeric address, perhaps with the name or the index of an interface behind "%". */
+static bool read_address(char *text, struct sockaddr_storage *out)
+{
+    struct sockaddr_in6 *six = (struct sockaddr_in6 *)out;
+    char *scope = strchr(text, '%');
+
+    memset(out, 0, sizeof *out);
+    if (scope != NULL)
+        *scope++ = '\0';
+    if (scope == NULL && inet_pton(AF_INET, text, &((struct sockaddr_in *)out)->sin_addr) == 1) {
+        out->ss_family = AF_INET;
+        return true;
+    }
+    if (inet_pton(AF_INET6, text, &six->sin6_addr) != 1)
         return false;
-    if (address->sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)address)->sin6_addr))
-        return false;
-    return !address_is_wildcard(address);
+    out->ss_family = AF_INET6;
+    if (scope == NULL)
+        return true;
+    six->sin6_scope_id = if_nametoindex(scope);
+    if (six->sin6_scope_id == 0)
+        six->sin6_scope_id = (uint32_t)strtoul(scope, NULL, 10);
+    return six->sin6_scope_id != 0;
 }
 
 /* Whether the comma-separated list in SOFTVERBS_ADDRESSES names the address. Unset, it selects every address. */
 static bool selected(const struct sockaddr *address)
 {
-    char list[2048], text[INET6_ADDRSTRLEN];
+    char list[2048], text[INET6_ADDRSTRLEN + 1 + IF_NAMESIZE];
 
     if (!switches_text("ADDRESSES", list, sizeof list))
         return true;
     for (char *at = list; *at != '\0';) {
         size_t length = strcspn(at, ", ");
         if (length > 0 && length < sizeof text) {
-            struct sockaddr_storage named = {.ss_family = AF_UNSPEC};
+            struct sockaddr_storage named;
             memcpy(text, at, length);
             text[length] = '\0';
-            if (inet_pton(AF_INET, text, &((struct sockaddr_in *)&named)->sin_addr) == 1)
-                named.ss_family = AF_INET;
-            else if (inet_pton(AF_INET6, text, &((struct sockaddr_in6 *)&named)->sin6_addr) == 1)
-                named.ss_family = AF_INET6;
-            if (address_same_host(address, (struct sockaddr *)&named))
+            if (read_address(text, &named) && address_same(address, (struct sockaddr *)&named))
                 return true;
         }
         at += length;
@@ -61,7 +91,7 @@ static int add(struct sockaddr_storage *out, int count, int max, const struct so
     if (count >= max || !selected(address))
         return count;
     for (int i = 0; i < count; i++)
-        if (address_same_host((struct sockaddr *)&out[i], address))
+        if (address_same((struct sockaddr *)&out[i], address))
             return count;
     memset(&out[count], 0, sizeof out[count]);
     memcpy(&out[count], address, (size_t)address_size(address));
@@ -69,14 +99,12 @@ static int add(struct sockaddr_storage *out, int count, int max, const struct so
     return count + 1;
 }
 
-static int add_ranked(struct sockaddr_storage *out, int count, int max, const struct ifaddrs *interfaces, int rank)
+static int add_ranked(struct sockaddr_storage *out, int count, int max, const struct ifaddrs *interfaces,
+                      enum rank rank)
 {
     for (const struct ifaddrs *at = interfaces; at != NULL; at = at->ifa_next) {
         const struct sockaddr *address = at->ifa_addr;
-        if (address == NULL || (at->ifa_flags & IFF_UP) == 0 || !is_usable(address))
-            continue;
-        int own = (address->sa_family == AF_INET6 ? IPV6 : IPV4) + (is_loopback(address) ? IPV4_LOOPBACK : 0);
-        if (own == rank)
+        if (address != NULL && (at->ifa_flags & IFF_UP) != 0 && is_usable(address) && rank_of(address) == rank)
             count = add(out, count, max, address);
     }
     return count;
@@ -98,7 +126,7 @@ int soft_addresses(struct sockaddr_storage *out, int max)
 
     if (getifaddrs(&interfaces) == 0) {
         /* On a machine with very many addresses, loopback is listed nevertheless. */
-        for (int rank = 0; rank < RANKS; rank++)
+        for (enum rank rank = IPV4; rank < RANKS; rank++)
             count = add_ranked(all, count, rank < IPV4_LOOPBACK ? SOFT_MAX_GIDS - 2 : SOFT_MAX_GIDS, interfaces, rank);
         freeifaddrs(interfaces);
     } else if (for_want_of_resources(errno)) {
@@ -123,7 +151,7 @@ static bool interface_of(const struct sockaddr *address, char name[static IF_NAM
     if (getifaddrs(&interfaces) != 0)
         return for_want_of_resources(errno);
     for (const struct ifaddrs *at = interfaces; at != NULL && !found; at = at->ifa_next) {
-        if (at->ifa_addr == NULL || (at->ifa_flags & IFF_UP) == 0 || !address_same_host(at->ifa_addr, address))
+        if (at->ifa_addr == NULL || (at->ifa_flags & IFF_UP) == 0 || !address_same(at->ifa_addr, address))
             continue;
         strncpy(name, at->ifa_name, IF_NAMESIZE - 1);
         name[IF_NAMESIZE - 1] = '\0';
@@ -153,7 +181,7 @@ void soft_gid_of(const struct sockaddr *address, union ibv_gid *gid)
     memcpy(gid->raw + sizeof mapped_prefix, &((const struct sockaddr_in *)address)->sin_addr, 4);
 }
 
-bool soft_address_of(const union ibv_gid *gid, struct sockaddr_storage *out)
+bool soft_address_of(const union ibv_gid *gid, const struct sockaddr_storage *own, struct sockaddr_storage *out)
 {
     static const uint8_t zeros[10];
 
@@ -168,7 +196,12 @@ bool soft_address_of(const union ibv_gid *gid, struct sockaddr_storage *out)
         if (gid->raw[0] == 0xFF || memcmp(gid->raw + 6, zeros, sizeof zeros) == 0)
             return false;
     }
-    return is_usable((struct sockaddr *)out);
+    if (!is_usable((struct sockaddr *)out) || out->ss_family != own->ss_family)
+        return false;
+    bool near = address_is_link_local_v6((struct sockaddr *)out);
+    if (near)
+        ((struct sockaddr_in6 *)out)->sin6_scope_id = ((const struct sockaddr_in6 *)own)->sin6_scope_id;
+    return near == address_is_link_local_v6((const struct sockaddr *)own);
 }
 
 /* For programs that look for soft0's addresses without opening it. */
@@ -188,7 +221,9 @@ static void describe(const struct sockaddr *address, int index, struct ibv_gid_e
     out->gid_index = (uint32_t)index;
     out->port_num = 1;
     out->gid_type = IBV_GID_TYPE_IB; /* as the kernel says for iWARP devices */
-    out->ndev_ifindex = interface_of(address, name) ? if_nametoindex(name) : 0;
+    out->ndev_ifindex = scope_of(address);
+    if (out->ndev_ifindex == 0 && interface_of(address, name))
+        out->ndev_ifindex = if_nametoindex(name);
 }
 
 EXPORT int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *out,

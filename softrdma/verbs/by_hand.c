@@ -303,7 +303,7 @@ static enum verdict judge(const struct hand *hand, const struct waiting *entry)
     uint32_t psn = hand->psn;
 
     if (hand->active || hand->number != greeting->to || hand->peer_number != greeting->from ||
-        !address_same_host((const struct sockaddr *)&hand->peer, (const struct sockaddr *)&entry->peer))
+        !address_same((const struct sockaddr *)&hand->peer, (const struct sockaddr *)&entry->peer))
         return REFUSE;
     if ((psn != NO_PSN && psn != greeting->to_psn) ||
         (greeting->from_psn != NO_PSN && greeting->from_psn != hand->peer_psn))
@@ -408,16 +408,20 @@ static uint64_t retry_ms(const struct ibv_qp_attr *attributes)
 int hand_check(struct soft_qp *qp)
 {
     const struct ibv_qp_attr *attributes = &qp->attributes;
-    struct sockaddr_storage own = {0}, peer = {0};
+    struct sockaddr_storage all[SOFT_MAX_GIDS], peer;
     union ibv_gid own_gid;
 
-    if (ibv_query_gid(qp->ibv.context, 1, attributes->ah_attr.grh.sgid_index, &own_gid) != 0)
+    int count = soft_addresses(all, SOFT_MAX_GIDS);
+    if (count < 0)
         return errno;
-    if (!soft_address_of(&own_gid, &own) || !soft_address_of(&attributes->ah_attr.grh.dgid, &peer) ||
-        own.ss_family != peer.ss_family || attributes->dest_qp_num >> 8 == 0)
+    if (attributes->ah_attr.grh.sgid_index >= count)
+        return EINVAL;
+    const struct sockaddr_storage own = all[attributes->ah_attr.grh.sgid_index];
+    soft_gid_of((const struct sockaddr *)&own, &own_gid);
+    if (!soft_address_of(&attributes->ah_attr.grh.dgid, &own, &peer) || attributes->dest_qp_num >> 8 == 0)
         return EINVAL;
     /* A queue pair has one connection, so it cannot be at both of its ends. */
-    if (attributes->dest_qp_num == qp->ibv.qp_num && address_same_host((struct sockaddr *)&own, (struct sockaddr *)&peer))
+    if (attributes->dest_qp_num == qp->ibv.qp_num && address_same((const struct sockaddr *)&own, (struct sockaddr *)&peer))
         return EOPNOTSUPP;
     struct hand *hand = calloc(1, sizeof *hand);
     if (hand == NULL)

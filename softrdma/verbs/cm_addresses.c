@@ -85,6 +85,8 @@ static int bind_idle(struct cm_id *id, const struct sockaddr *address)
 
     if (!cm_is_connected_type(id))
         return EPROTONOSUPPORT;
+    if (address_is_link_local_v6(address) && ((const struct sockaddr_in6 *)address)->sin6_scope_id == 0)
+        return EINVAL;
     if (!wildcard && !soft_serves(address))
         return ENODEV;
     int error = cm_reserve(id, &wanted);

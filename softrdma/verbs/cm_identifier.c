@@ -115,7 +115,7 @@ static bool same_port(const struct cm_id *a, const struct cm_id *b)
     if (address_port(x) != address_port(y))
         return false;
     if (x->sa_family == y->sa_family)
-        return address_is_wildcard(x) || address_is_wildcard(y) || address_same_host(x, y);
+        return address_is_wildcard(x) || address_is_wildcard(y) || address_same(x, y);
     /* An IPv6 wildcard is one for IPv4 too. */
     const struct cm_id *larger = x->sa_family == AF_INET6 ? a : b;
     return address_is_wildcard((const struct sockaddr *)&larger->bound) && !larger->family_only;

@@ -193,7 +193,7 @@ int number_listen(struct soft_qp *qp, const struct sockaddr_storage *own, listen
 
     place(qp->ibv.qp_num, &port);
     struct ear *ear = port->ears;
-    while (ear != NULL && !address_same_host((const struct sockaddr *)&ear->address, (const struct sockaddr *)own))
+    while (ear != NULL && !address_same((const struct sockaddr *)&ear->address, (const struct sockaddr *)own))
         ear = ear->next;
     if (ear == NULL) {
         ear = calloc(1, sizeof *ear);

@@ -152,13 +152,14 @@ void soft_answer(void *out, size_t size, const void *answer, size_t answer_size)
 struct ibv_context *soft_shared_context(void);
 struct ibv_device *soft_device(void);
 
-/* addresses.c: the machine's addresses, loopback included, those of IPv4 first. Returns their number, or -1 and sets errno
- * if there is no memory or no descriptor to ask the system. */
+/* addresses.c: the machine's addresses, those of IPv4 first, then loopback, then link-local ones with their scope. Returns
+ * their number, or -1 and sets errno if there is no memory or no descriptor to ask the system. */
 int soft_addresses(struct sockaddr_storage *out, int max);
 bool soft_serves(const struct sockaddr *address);
 void soft_gid_of(const struct sockaddr *address, union ibv_gid *gid);
-/* False if the GID is not one of an address. The port is 0. */
-bool soft_address_of(const union ibv_gid *gid, struct sockaddr_storage *out);
+/* The address of a peer's GID, as it is reached from an own address. False if the GID is not one of an address, or not one that
+ * is reached from there. The port is 0. */
+bool soft_address_of(const union ibv_gid *gid, const struct sockaddr_storage *own, struct sockaddr_storage *out);
 
 /* completion.c */
 int soft_poll_cq(struct ibv_cq *cq, int count, struct ibv_wc *wc);
