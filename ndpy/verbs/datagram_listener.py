@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ndpy.addresses import Address, listening_address
+from ndpy.addresses import Address
 from ndpy.datagram_listener import DatagramListener
 from ndpy.datagram_queue_pair import DatagramQueuePair
-from ndpy.verbs.addresses import bind_identifier, new_identifier, unpack_address
+from ndpy.verbs.listening import Ears
 from ndpy.verbs.manager import CmEvent, ManagerClient
-from ndpy.verbs.native_calls import check, check_errno, ffi, lib, text
+from ndpy.verbs.native_calls import check, ffi, lib, text
 
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter
@@ -25,18 +25,14 @@ class VerbsDatagramListener(DatagramListener, ManagerClient):
     ) -> None:
         super().__init__(queue_pair, private_data)
         self._kept = ffi.new("char[]", private_data) if private_data else ffi.NULL
-        self._id = new_identifier(adapter, self._serial, datagrams=True)
+        self._ears: Ears | None = None
         # The adapter must know the listener before the first request comes.
         self._opened()
         try:
-            bind_identifier(adapter, self._id, listening_address(adapter.info.addresses, address))
-            check_errno("listen", lib.rdma_listen(self._id, _BACKLOG), f"cannot listen at {address}")
-            bound = unpack_address(self._id, peer=False)
-            assert bound is not None
-            self._address = bound
+            self._ears = Ears(adapter, self._serial, address, _BACKLOG, datagrams=True)
+            self._address = self._ears.address
         except BaseException:
             self._mark_closed()
-            lib.rdma_destroy_id(self._id)
             raise
         queue_pair._users.add(self)
 
@@ -57,7 +53,5 @@ class VerbsDatagramListener(DatagramListener, ManagerClient):
         return parameters
 
     def _release(self) -> None:
-        identifier, self._id = self._id, None
-        if identifier is not None and (result := lib.rdma_destroy_id(identifier)):
-            self._id = identifier
-            check("close listener", result)
+        if self._ears is not None:
+            check("close listener", self._ears.close())

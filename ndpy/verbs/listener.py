@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ndpy.addresses import Address, listening_address
+from ndpy.addresses import Address
 from ndpy.connection import Connector
 from ndpy.listener import Listener
-from ndpy.verbs.addresses import bind_identifier, new_identifier, unpack_address
 from ndpy.verbs.connection import VerbsConnector
+from ndpy.verbs.listening import Ears
 from ndpy.verbs.manager import CmEvent, ManagerClient
-from ndpy.verbs.native_calls import check, check_errno, ffi, lib, text
+from ndpy.verbs.native_calls import check, ffi, lib, text
 
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter
@@ -27,20 +27,14 @@ class VerbsListener(Listener, ManagerClient):
 
     def __init__(self, adapter: VerbsAdapter, address: Address, backlog: int) -> None:
         super().__init__(adapter, backlog)
-        self._id = new_identifier(adapter, self._serial)
+        self._ears: Ears | None = None
         # The adapter must know the listener before the first request comes.
         self._opened()
         try:
-            bind_identifier(adapter, self._id, listening_address(adapter.info.addresses, address))
-            check_errno(
-                "listen", lib.rdma_listen(self._id, max(backlog, _KERNEL_BACKLOG)), f"cannot listen at {address}"
-            )
-            bound = unpack_address(self._id, peer=False)
-            assert bound is not None
-            self._address = bound
+            self._ears = Ears(adapter, self._serial, address, max(backlog, _KERNEL_BACKLOG))
+            self._address = self._ears.address
         except BaseException:
             self._mark_closed()
-            lib.rdma_destroy_id(self._id)
             raise
 
     def _on_event(self, event: CmEvent) -> None:
@@ -55,8 +49,6 @@ class VerbsListener(Listener, ManagerClient):
         self._on_request(connector)
 
     def _native_close(self) -> list[Connector]:
-        identifier, self._id = self._id, None
-        if identifier is not None and (result := lib.rdma_destroy_id(identifier)):
-            self._id = identifier
-            check("close listener", result)
+        if self._ears is not None:
+            check("close listener", self._ears.close())
         return []

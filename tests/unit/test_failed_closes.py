@@ -18,7 +18,7 @@ from racing import DEADLINE_S, Elsewhere, Queue
 import ndpy
 from ndpy.verbs import adapter as adapters
 from ndpy.verbs import completion_queue as completion_queues
-from ndpy.verbs import listener as listeners
+from ndpy.verbs import listening as listeners
 from ndpy.verbs import queue_pair as queue_pairs
 from ndpy.verbs import shared_receive_queue as shared_queues
 from ndpy.verbs.native_calls import ffi, lib
