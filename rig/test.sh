@@ -65,16 +65,16 @@ on_soft() {
 }
 # The examples and the tests of the smoke test start many processes, which is slow in the VM. On rxe the examples run between two
 # hosts, and the smoke test with rig/test-kernels.sh.
-soft_tests='tests/contract tests/interop tests/examples tests/verbs/test_smoke.py'
+soft_tests='tests/contract tests/interop tests/examples tests/networks tests/verbs/test_smoke.py'
 rxe_tests='tests/contract tests/interop tests/verbs --ignore tests/verbs/test_smoke.py'
 # Emulating a second processor costs half as much time again. The newest kernel and siw have two.
 rxe_cpus=1
 # tests/verbs starts dozens of processes, which takes minutes in the VM.
 siw_tests='tests/contract tests/interop'
 if [ -n "${NDPY_STRESS:-}" ]; then
-    soft_tests='tests/contract tests/interop tests/examples tests/verbs'
-    rxe_tests=$soft_tests
-    siw_tests=$soft_tests
+    rxe_tests='tests/contract tests/interop tests/examples tests/verbs'
+    siw_tests=$rxe_tests
+    soft_tests="$rxe_tests tests/networks"
 fi
 
 # tests/wheels creates this environment, unless ARGS deselects it.

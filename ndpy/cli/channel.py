@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
+from ndpy.addresses import numeric_host
+
 REPLY_LIMIT = 256 * 1024
 REQUEST_LIMIT = 8 * 1024
 #: On Windows, Ctrl-C does not end a call that waits for a socket. So no such call waits longer than this.
@@ -117,12 +119,12 @@ class Channel:
         return message
 
     def addresses(self) -> tuple[str | None, str | None]:
-        """The IP addresses of this end and of the other end. None if the connection has none, or is over."""
+        """The IP addresses of this end and of the other end, with scopes. None if the connection has none, or is over."""
         try:
             names = self._socket.getsockname(), self._socket.getpeername()
         except OSError:
             return None, None
-        own, other = (name[0] if isinstance(name, tuple) else None for name in names)
+        own, other = (numeric_host(name) if isinstance(name, tuple) else None for name in names)
         return own, other
 
     def close(self) -> None:

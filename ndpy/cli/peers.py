@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import IO, Any
 
+from ndpy.addresses import Reach, plain_address, reach
 from ndpy.cli.channel import REPLY_LIMIT, Channel, ChannelClosed, ChannelError, SecretListener, printable
 
 _START_LIMIT_S = 60.0
@@ -53,26 +53,50 @@ def parse_address(text: str, default_port: int, default_host: str = "") -> tuple
     return host or default_host, int(port) if port else default_port
 
 
-def common_address(
-    own: Iterable[str], theirs: Iterable[str], *, same_machine: bool, version: int | None = None
-) -> str | None:
-    """The first address of the other side that this side can reach, of this IP version if one is given. None if there is none.
+def nearest_first(own: Iterable[str], control: str | None) -> list[str]:
+    """This side's addresses. The one at which the other side's control connection arrived comes first."""
+    return sorted(own, key=lambda address: address != control)
 
-    Both must be link-local, or neither.
+
+def common_address(
+    own: Iterable[str],
+    theirs: Iterable[str],
+    *,
+    same_machine: bool,
+    version: int | None = None,
+    reached: str | None = None,
+) -> str | None:
+    """The address of the other side that this side can reach, of this IP version if one is given. None if there is none.
+
+    Both must be link-local, or neither. Loopback leads to no other machine.
+
+    Parameters:
+        theirs: the best ones first.
+        reached: the address of the other side on the control connection. It is the best one, if the other side's adapter has it.
     """
 
     def kind(address: str) -> tuple[int, bool]:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-        return parsed.version, parsed.is_link_local
+        return plain_address(address).version, reach(address) is Reach.LINK_LOCAL
+
+    def is_reached(address: str) -> bool:
+        return reached is not None and plain_address(address) == plain_address(reached)
 
     kinds = {kind(address) for address in own}
-    for address in theirs:
-        # A scope such as %eth0 is only valid on its own machine.
-        if "%" in address and not same_machine:
+    for address in sorted(theirs, key=lambda address: (address != reached, not is_reached(address))):
+        if not same_machine and reach(address) is Reach.LOOPBACK and not is_reached(address):
+            continue
+        # A scope such as %eth0 is only valid on its own machine. The control connection tells this machine's.
+        if "%" in address and not same_machine and not is_reached(address):
             continue
         if kind(address) in kinds and version in (None, kind(address)[0]):
             return address
     return None
+
+
+def as_seen_here(address: str, reached: str | None) -> str:
+    """The other side's address as this side writes it. reached: see common_address()."""
+    same = reached is not None and plain_address(address) == plain_address(reached)
+    return reached if reached is not None and same else address
 
 
 def dial(host: str, default_port: int, command: str) -> socket.socket:
@@ -181,7 +205,7 @@ def _is_address(text: str) -> bool:
     if len(text) > 64 or not text.isprintable():
         return False
     try:
-        ipaddress.ip_address(text.partition("%")[0])
+        plain_address(text)
     except ValueError:
         return False
     return True

@@ -12,15 +12,18 @@ from typing import Any
 import click
 
 import ndpy
+from ndpy.addresses import numeric_host
 from ndpy.cli.channel import WAKE_S, Arguments, BadRequest, connect_with_secret
-from ndpy.cli.peers import parse_address
+from ndpy.cli.peers import nearest_first, parse_address
 from ndpy.cli.sources import open_from
 
 #: Serves one client, whose control connection this is, until it leaves. Returns how it ended.
 ServeClient = Callable[[ndpy.Adapter, socket.socket], str]
 
 
-def answer_hello(command: str, protocol: int, adapter: ndpy.Adapter, arguments: Arguments) -> dict[str, Any]:
+def answer_hello(
+    command: str, protocol: int, adapter: ndpy.Adapter, arguments: Arguments, control: str | None
+) -> dict[str, Any]:
     """The answer to a client's first command. Raises BadRequest if it speaks another version of the command's protocol."""
     theirs = arguments.integer("protocol", 0, 1 << 16)
     arguments.finish()
@@ -38,7 +41,7 @@ def answer_hello(command: str, protocol: int, adapter: ndpy.Adapter, arguments: 
         "provider": info.provider,
         "driver": info.driver,
         "transport": info.transport,
-        "addresses": list(info.addresses),
+        "addresses": nearest_first(info.addresses, control),
     }
 
 
@@ -75,8 +78,8 @@ def serve(
             if not host:
                 raise click.UsageError(f"{adapter.info.name} has no IP address. Choose one with --listen HOST")
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            listener = stack.enter_context(socket.create_server(address[:2], family=family, backlog=4))
-            host, port = listener.getsockname()[:2]
+            listener = stack.enter_context(socket.create_server(address, family=family, backlog=4))
+            host, port = numeric_host(listener.getsockname()), listener.getsockname()[1]
             shown = f"[{host}]" if ":" in host else host
             say(f"serving {adapter.info.name} ({adapter.info.provider}) at {shown}:{port}. Press Ctrl-C to stop")
             _serve_all(adapter, listener, serve_client, say)

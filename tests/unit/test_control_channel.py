@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ndpy.cli.channel import Arguments, BadRequest, Channel, ChannelClosed, ChannelError, encode
-from ndpy.cli.peers import common_address, parse_address
+from ndpy.cli.peers import as_seen_here, common_address, nearest_first, parse_address
 
 DEFAULT_PORT = 18520
 
@@ -162,7 +162,24 @@ def test_addresses_that_are_none(text):
         (["fe80::1%eth0"], ["fe80::2%eth1"], {}, None),
         (["fe80::1%eth0"], ["fe80::2%eth1"], {"same_machine": True}, "fe80::2%eth1"),
         ([], ["192.0.2.2"], {}, None),
+        # Loopback leads to no other machine.
+        (["127.0.0.1", "2001:db8::1"], ["127.0.0.1", "2001:db8::2"], {}, "2001:db8::2"),
+        (["127.0.0.1"], ["127.0.0.1"], {"version": 4}, None),
+        (["127.0.0.1"], ["127.0.0.1"], {"same_machine": True}, "127.0.0.1"),
+        # The control connection came to one of them.
+        (["192.0.2.1"], ["192.0.2.2", "203.0.113.2"], {"reached": "203.0.113.2"}, "203.0.113.2"),
+        (["192.0.2.1"], ["192.0.2.2", "203.0.113.2"], {"reached": "198.51.100.1"}, "192.0.2.2"),
+        (["fe80::1%eth0"], ["2001:db8::2", "fe80::2%eth1"], {"reached": "fe80::2%eth0"}, "fe80::2%eth1"),
+        (["fe80::1%a"], ["fe80::2%c", "fe80::2%d"], {"reached": "fe80::2%d"}, "fe80::2%d"),
     ],
 )
 def test_the_address_that_both_sides_can_use(own, theirs, options, expected):
     assert common_address(own, theirs, **{"same_machine": False, **options}) == expected
+
+
+def test_a_scope_is_written_as_on_the_machine_that_uses_it():
+    assert as_seen_here("fe80::2%eth1", "fe80::2%eth0") == "fe80::2%eth0"
+    assert as_seen_here("192.0.2.2", "fe80::2%eth0") == as_seen_here("192.0.2.2", None) == "192.0.2.2"
+    own = ["192.0.2.2", "fe80::2%eth0", "fe80::2%eth1"]
+    assert nearest_first(own, "fe80::2%eth1") == ["fe80::2%eth1", "192.0.2.2", "fe80::2%eth0"]
+    assert nearest_first(own, None) == own

@@ -12,7 +12,7 @@ from typing import Any
 import ndpy
 from ndpy import Operation
 from ndpy.cli.channel import Arguments, encode, printable
-from ndpy.cli.peers import PeerLink, PeerLost, PeerRefused
+from ndpy.cli.peers import PeerLink, PeerLost, PeerRefused, as_seen_here
 from ndpy.cli.perf import loops
 from ndpy.cli.perf.end import EXPOSED_SIZE, TOKEN_SIZE, End, Failure
 from ndpy.cli.perf.figures import Bandwidth, Distribution, Latency, Result, Transfer
@@ -105,7 +105,8 @@ class Client:
                 same_machine=peer.host is None,
             )
         )
-        address, token = (opened.text("host", 64), opened.integer("port", 1, 65535)), opened.data("token", TOKEN_SIZE)
+        host = as_seen_here(opened.text("host", 64), peer.control_addresses[1] if peer.host is not None else None)
+        address, token = (host, opened.integer("port", 1, 65535)), opened.data("token", TOKEN_SIZE)
         peer.begin("accept")
         try:
             end.connect(address, token, self._source)

@@ -46,7 +46,7 @@ class ClientSession:
         self._listener: ndpy.Listener | None = None
         self._token = b""
         self._commands: dict[str, Callable[[Arguments], Answer]] = {
-            "hello": lambda arguments: answer_hello("perf", PROTOCOL, self._adapter, arguments),
+            "hello": lambda arguments: answer_hello("perf", PROTOCOL, self._adapter, arguments, channel.addresses()[0]),
             "open": self._open,
             "accept": self._accept,
             "share": self._share,
@@ -104,7 +104,8 @@ class ClientSession:
             raise BadRequest("a client has one run")
         info = self._adapter.info
         try:
-            host = common_address(client, info.addresses, same_machine=same_machine)
+            own = self._channel.addresses()[0]
+            host = common_address(client, info.addresses, same_machine=same_machine, reached=own)
         except ValueError:
             raise BadRequest("addresses are not IP addresses") from None
         if host is None:

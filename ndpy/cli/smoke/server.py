@@ -112,7 +112,7 @@ class ClientSession:
         return self._get(ndpy.Listener, arguments, "listener")  # type: ignore[type-abstract]
 
     def _hello(self, arguments: Arguments) -> Answer:
-        return answer_hello("smoke", PROTOCOL, self._adapter, arguments)
+        return answer_hello("smoke", PROTOCOL, self._adapter, arguments, self._control[0])
 
     def _reset(self, arguments: Arguments) -> Answer:
         arguments.finish()

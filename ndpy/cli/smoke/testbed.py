@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import ndpy
 from ndpy import Access, Capability, Operation, Status, quirks
 from ndpy.cli.channel import encode
-from ndpy.cli.peers import PeerLost, PeerRefused, common_address
+from ndpy.cli.peers import PeerLost, PeerRefused, as_seen_here, common_address
 from ndpy.cli.smoke.catalog import Failure, Skip
 from ndpy.cli.smoke.peer import Peer, PeerCompletion, PeerConnectionEnd, PeerMemory
 from ndpy.cli.smoke.resources import DEPTH, Closable, ConnectionEnd, Memory, close_all, difference
@@ -300,7 +300,13 @@ class Testbed:
             self.peer.description.addresses,
             same_machine=self.peer_host is None,
             version=version,
+            reached=self._reached,
         )
+
+    @property
+    def _reached(self) -> str | None:
+        """The peer's address on the control connection to another machine."""
+        return self.peer.control_addresses[1] if self.peer_host is not None else None
 
     # What checks are made of.
 
@@ -371,7 +377,7 @@ class Testbed:
                 f"{family} address in common. Give the network interface one (ip address add)"
             )
         number, port = self.peer.listen(host)
-        return number, (host, port)
+        return number, (as_seen_here(host, self._reached), port)
 
     def connect(
         self,
