@@ -17,7 +17,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.addresses import Address, check_address, is_numeric, resolve_destinations
+from ndpy.addresses import Address, check_address, is_numeric, numeric_host, resolve_destinations
 from ndpy.connection_parameters import (
     ConnectionParameters,
     ReadLimits,
@@ -332,7 +332,7 @@ class Connector(Resource):
         while self._rest:
             family, resolved = self._rest.pop(0)
             self._tried += 1
-            self._target = f"{self._host} ({resolved[0]}) port {resolved[1]}"
+            self._target = f"{self._host} ({numeric_host(resolved)}) port {resolved[1]}"
             try:
                 self._native_connect(queue_pair, family, resolved)
             except errors.NdpyError as failure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -23,6 +24,15 @@ _ANSWER_S = 1.0
 _NEW_ROUTE, _GET_ROUTE, _REQUEST = 24, 26, 1
 _DESTINATION, _SOURCE, _OUT_INTERFACE = 1, 2, 4
 _HEADER, _ROUTE, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BBBBBBBBI"), struct.Struct("=HH")
+
+
+# What the errno of a socket says of routes of Linux.
+_NO_WAY = {
+    errno.ENETUNREACH: "none contains it",
+    errno.EHOSTUNREACH: 'the one to it is "unreachable"',
+    errno.EACCES: 'the one to it is "prohibit"',
+    errno.EINVAL: 'the one to it is a "blackhole"',
+}
 
 
 class Route(NamedTuple):
@@ -216,7 +226,8 @@ def _interface_in(answer: bytes) -> str:
 def _explain(info: AdapterInfo, host: str, chosen: _Own | None, number: int, interfaces: Interfaces) -> str:
     command = f"Find-NetRoute -RemoteIPAddress {host}" if sys.platform == "win32" else f"ip route get {host}"
     if chosen is None:
-        return f"this machine has no route to {host} ({os.strerror(number)}); `{command}` shows what it would take"
+        why = _NO_WAY.get(number) or os.strerror(number)
+        return f"this machine has no route to {host} ({why}); `{command}` shows what its routes say"
     interface = next((name for name, entries in interfaces.items() if _has(entries, chosen)), "")
     return (
         f"this machine's route to {host} leaves from {chosen.host}{f' of {interface}' if interface else ''}, which is no address "

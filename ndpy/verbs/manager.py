@@ -35,8 +35,8 @@ _UNRESOLVED = {
     errno.ENETUNREACH: "there is no route; `ip route get` shows the way to its address",
     errno.EHOSTUNREACH: "the host or its router is not there; check the address, the link and `ip neigh`",
     errno.ETIMEDOUT: "no answer to address resolution; check the address, the link and `ip neigh`",
-    errno.EINVAL: "the addresses of both ends do not fit together; both are IPv4 or both IPv6, and a link-local one needs its "
-    "interface, as in fe80::1%eth0",
+    errno.EINVAL: "the addresses of both ends do not fit together, or the route there is a blackhole; both are IPv4 or both "
+    "IPv6, and a link-local one needs its interface, as in fe80::1%eth0",
     errno.EADDRNOTAVAIL: "the local address has gone; `ip address` shows those that there are",
 }
 
@@ -143,12 +143,15 @@ class Way(NamedTuple):
         """The error for an attempt that no listener answered. number: its errno."""
         if number in (errno.ECONNREFUSED, errno.ECONNRESET):
             return self.nobody_listens(number)
-        if number in (errno.ENETUNREACH, errno.EHOSTUNREACH):
-            return errors.AddressUnreachableError(
-                f"there is no route to {self.target}; `ip route get` shows the way to its address",
-                operation=self.operation,
-                native=number,
+        if number == errno.ENETUNREACH:
+            text = f"there is no route to {self.target}; `ip route get` shows the way to its address"
+            return errors.AddressUnreachableError(text, operation=self.operation, native=number)
+        if number == errno.EHOSTUNREACH:
+            text = (
+                f"{self.target} is not reached: the host is not there, or a router or a firewall on the way lets nothing pass; "
+                "check the address, `ip neigh` and `ip route get`"
             )
+            return errors.AddressUnreachableError(text, operation=self.operation, native=number)
         if number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             return errors.from_errno(self.operation, number)
         blocked = {"iWARP": ", or a firewall drops its TCP port", "RoCE": ", or UDP port 4791 is blocked"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
 
 import ndpy
@@ -152,17 +154,24 @@ def exchange_aio(host: str, port: int) -> None:
 class ByHand:
     """An end of a connection without a connection manager. endpoint: what the other end needs."""
 
-    def __init__(self, gid: str | int | None = None) -> None:
+    def __init__(self, gid_index: int) -> None:
         self._adapter = ndpy.open_adapter("soft0")
         self._queue, self._queue_pair, self._region = _ready_queue_pair(self._adapter)
-        self.own = self._queue_pair.local_endpoint(gid=gid)
+        self.own = self._queue_pair.local_endpoint(gid_index)
         self.endpoint = self.own.to_bytes()
 
     def connect(self, endpoint: bytes) -> None:
-        self._queue_pair.connect_endpoint(self.own, ndpy.Endpoint.from_bytes(endpoint))
+        self._queue_pair.connect_endpoint(ndpy.Endpoint.from_bytes(endpoint))
 
     def speak(self) -> None:
-        _say_and_hear(self._queue, self._queue_pair, self._region)
+        with memoryview(self._region.buffer) as view:
+            view[: len(_MESSAGE)] = _MESSAGE
+        self._queue_pair.send(self._region[: len(_MESSAGE)])
+
+    def hear(self) -> None:
+        """The message came back."""
+        _take(self._queue, 2)
+        assert self._region.buffer[len(_MESSAGE) :] == _MESSAGE
 
     def answer(self) -> None:
         _take(self._queue, 1)
@@ -170,5 +179,20 @@ class ByHand:
         _take(self._queue, 1)
 
 
-def by_hand(gid: str | int | None = None) -> ByHand:
-    return ByHand(gid)
+def by_hand(gid_index: int) -> ByHand:
+    return ByHand(gid_index)
+
+
+def gids() -> list[tuple[int, str]]:
+    """The GIDs of soft0, as (index, address)."""
+    with ndpy.open_adapter("soft0") as adapter:
+        return [(gid.index, gid.address) for gid in adapter.info.ports[0].gids]
+
+
+def restrict(host: str) -> None:
+    """soft0 of this process has this address only. It is not open yet."""
+    os.environ["SOFTVERBS_ADDRESSES"] = host
+
+
+def lookup(name: str) -> list[str]:
+    return [entry[4][0] for entry in socket.getaddrinfo(name, 1, type=socket.SOCK_STREAM)]

@@ -72,6 +72,8 @@ class Host:
         self.namespace = f"ndpy-{os.getpid()}-{next(_numbers)}-{name}"
         self._stack = stack
         self._there: remote.Host | None = None
+        #: Programs that are started later have this file as /etc/hosts.
+        self.hosts_file: Path | None = None
         _run("ip", "netns", "add", self.namespace)
         stack.callback(_run, "ip", "netns", "delete", self.namespace)
         # An IPv6 address can be used at once.
@@ -96,6 +98,8 @@ class Host:
 
     def start(self, *words: str | Path) -> Process:
         """A program there."""
+        if self.hosts_file is not None:
+            words = ("sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', self.hosts_file, *words)
         return self._stack.enter_context(Process("ip", "netns", "exec", self.namespace, *words))
 
     def ndpy(self, *words: str) -> Process:
