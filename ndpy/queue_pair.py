@@ -589,7 +589,9 @@ class QueuePair(WorkQueues):
         self._require_endpoints("number")
         return self._number
 
-    def local_endpoint(self, gid_index: int | None = None, psn: int | None = None) -> Endpoint:
+    def local_endpoint(
+        self, gid_index: int | None = None, psn: int | None = None, *, gid: int | str | None = None
+    ) -> Endpoint:
         """This side's part of a connection without a connection manager. The other side gives it to connect_endpoint().
 
         Later calls return the same endpoint, since the peer may have it already, except for what the arguments ask for.
@@ -598,17 +600,23 @@ class QueuePair(WorkQueues):
             gid_index: the GID to use, as ibv_rc_pingpong's -g. None chooses by rank: RoCE v2 before v1, routable before
                 link-local before loopback, IPv4 before IPv6.
             psn: the first packet's sequence number, 24 bits. None for a random one.
+            gid: the GID to use, by its index, its address such as "192.0.2.1" or "fe80::1%eth0", or its network interface such as
+                "eth0.10". The best one by rank, if there are several.
         Raises:
+            ValueError: there are a gid and a gid_index.
             UnsupportedError: iWARP adapters other than soft0, and NetworkDirect's, connect through connectors only.
             ConnectionActiveError: the queue pair is connected with other values than these.
             AddressUnreachableError: the adapter has no such GID.
         """
         self._require_endpoints("local_endpoint")
+        if gid_index is not None and gid is not None:
+            raise ValueError(f"gid_index={gid_index!r} and gid={gid!r} both choose the GID; give one of them")
+        wanted = gid_index if gid is None else gid
         with self._lock:
             self._check()
             former = self._local
-            if former is None or gid_index is not None:
-                endpoint = self._native_endpoint(gid_index, former.psn if former is not None and psn is None else psn)
+            if former is None or wanted is not None:
+                endpoint = self._native_endpoint(wanted, former.psn if former is not None and psn is None else psn)
             else:
                 endpoint = former if psn is None else dataclasses.replace(former, psn=psn & 0xFFFFFF)
             if self._path is not None and endpoint != self._path[0]:
@@ -834,7 +842,7 @@ class QueuePair(WorkQueues):
     def _native_on_failed_completion(self) -> None:
         """A request failed. Not under the lock."""
 
-    def _native_endpoint(self, gid_index: int | None, psn: int | None) -> Endpoint:
+    def _native_endpoint(self, gid: int | str | None, psn: int | None) -> Endpoint:
         """Do local_endpoint(). Called only if _has_endpoints."""
         raise NotImplementedError
 

@@ -30,31 +30,51 @@ def rank(gid: Gid) -> tuple[int, int, int, int]:
     return version, reach(gid.value), int(ipaddress.IPv6Address(gid.value).ipv4_mapped is None), gid.index
 
 
+def _is_named(gid: Gid, name: str) -> bool:
+    """Whether a GID has this address, with its interface if that is in it, or belongs to this network interface."""
+    address, _, scope = name.partition("%")
+    if name == gid.netdev:
+        return True
+    return is_same_address(address, gid.address) and (not scope or is_same_address(name, f"{address}%{gid.netdev}"))
+
+
 def best_gid(info: AdapterInfo, port: PortInfo) -> Gid | None:
     """The best GID of a port: of the interface or the address that the adapter was asked for by, if there is one."""
-    asked_for, wanted = info.asked_for, list[Gid]()
-    if asked_for:
-        wanted = [gid for gid in port.gids if asked_for == gid.netdev or is_same_address(asked_for, gid.address)]
+    wanted = [gid for gid in port.gids if _is_named(gid, info.asked_for)] if info.asked_for else []
     return min(wanted or port.gids, key=rank, default=None)
 
 
-def local_endpoint_of(adapter: VerbsAdapter, qp_number: int, gid_index: int | None, psn: int | None) -> Endpoint:
+def find_gid(adapter: VerbsAdapter, port: PortInfo, wanted: int | str) -> Gid:
+    """The GID of a port with this index, or the best one with this address or of this network interface.
+
+    Raises:
+        AddressUnreachableError: there is none.
+    """
+    if isinstance(wanted, str):
+        found = [gid for gid in port.gids if _is_named(gid, wanted)]
+        what = f"of {wanted}"
+    else:
+        found = [gid for gid in port.gids if gid.index == wanted]
+        what = f"with index {wanted}"
+    if not found:
+        known = ", ".join(
+            f"{gid.index} ({gid.address}, {gid.type}{f', {gid.netdev}' if gid.netdev else ''})" for gid in port.gids
+        )
+        raise errors.AddressUnreachableError(
+            f"port {port.number} of {adapter.info.name} has no GID {what}; it has {known or 'none'}",
+            operation="local_endpoint",
+        )
+    return min(found, key=rank)
+
+
+def local_endpoint_of(adapter: VerbsAdapter, qp_number: int, wanted: int | str | None, psn: int | None) -> Endpoint:
     """The local endpoint of a queue pair."""
     port = active_port(adapter)
     if Quirk.IWARP_MANAGER_ONLY in adapter._differences:
         raise errors.UnsupportedError(
             "iWARP connects through librdmacm only; use Adapter.connect() and listen()", operation="local_endpoint"
         )
-    if gid_index is None:
-        best = best_gid(adapter.info, port)
-    else:
-        best = next((gid for gid in port.gids if gid.index == gid_index), None)
-        if best is None:
-            known = ", ".join(f"{gid.index} ({gid.address}, {gid.type})" for gid in port.gids)
-            raise errors.AddressUnreachableError(
-                f"port {port.number} of {adapter.info.name} has no GID with index {gid_index}; it has {known or 'none'}",
-                operation="local_endpoint",
-            )
+    best = best_gid(adapter.info, port) if wanted is None else find_gid(adapter, port, wanted)
     if best is None and port.link_layer != "InfiniBand":
         raise errors.AddressUnreachableError(
             f"{adapter.info.name} has no GID; give {port.netdev} an IP address", operation="local_endpoint"

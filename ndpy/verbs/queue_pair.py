@@ -342,8 +342,8 @@ class VerbsQueuePair(QueuePair):
 
     # ---- connecting without librdmacm, and what went wrong ----
 
-    def _native_endpoint(self, gid_index: int | None, psn: int | None) -> Endpoint:
-        return local_endpoint_of(self._adapter, self._number, gid_index, psn)
+    def _native_endpoint(self, gid: int | str | None, psn: int | None) -> Endpoint:
+        return local_endpoint_of(self._adapter, self._number, gid, psn)
 
     def _native_connect_endpoint(
         self, local: Endpoint, remote: Endpoint, limits: ReadLimits, retry: RetryPolicy

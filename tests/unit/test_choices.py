@@ -129,6 +129,19 @@ def test_the_gid_is_the_best_or_the_one_that_is_asked_for(info, gids, best):
     assert max(numbers) < 1 << 24
 
 
+def test_a_gid_is_named_by_its_address(info):
+    """Of those with one address, the best by rank."""
+    adapter = with_ports(info, {"gids": ()}, {"gids": (V1, LINK_LOCAL, IPV6, IPV4)})
+    for wanted, gid in (("192.0.2.1", IPV4), ("2001:DB8:0::1", IPV6), ("fe80::1", LINK_LOCAL), (0, V1)):
+        assert local_endpoint_of(adapter, 7, wanted, None).gid_index == gid.index
+    with pytest.raises(
+        ndpy.AddressUnreachableError, match=r"has no GID 192\.0\.2\.2; it has 0 \(192\.0\.2\.1, RoCE v1\), 1"
+    ):
+        local_endpoint_of(adapter, 7, "192.0.2.2", None)
+    with pytest.raises(ValueError, match="eth0"):
+        local_endpoint_of(adapter, 7, "eth0", None)
+
+
 def test_an_endpoint_that_cannot_be_says_what_there_is(info):
     adapter = with_ports(info, {}, {"gids": (V1, IPV4)})
     with pytest.raises(ndpy.AddressUnreachableError, match=r"index 7; it has 0 .*RoCE v1.*, 3 .*RoCE v2"):

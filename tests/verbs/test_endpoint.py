@@ -133,6 +133,17 @@ def test_a_peer_of_a_connector_without_a_receive_is_no_dead_network(pair):
         assert f"{host} port {port}" in said
 
 
+def test_the_gid_is_chosen_by_index_or_by_address(ends):
+    near, _ = ends
+    port = near.adapter.info.ports[0]
+    for gid in port.gids:
+        assert near.queue_pair.local_endpoint(gid=gid.index) == near.queue_pair.local_endpoint(gid.index)
+        chosen = near.queue_pair.local_endpoint(gid=gid.address)
+        assert (chosen.gid, chosen.psn) == (gid.value, near.queue_pair.local_endpoint().psn)
+    with pytest.raises(ValueError, match=r"gid_index=0 and gid=0 both choose"):
+        near.queue_pair.local_endpoint(0, gid=0)
+
+
 @pytest.mark.parametrize("mtu", [3, 1500, 8192, -1, "1024"])
 def test_an_mtu_that_does_not_exist_is_refused_with_those_that_do(mtu):
     with pytest.raises(ValueError, match=f"mtu is 256, 512, 1024, 2048, 4096, or 0 .*, not {mtu!r}"):
