@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from ndpy.addresses import reach
 from ndpy.info import Gid, NetworkInterface
 from ndpy.system_files import names, path, read, read_number
 
@@ -51,11 +52,6 @@ def gid_of(address: str) -> bytes:
     """The GID that the kernel makes of an IP address on RoCE."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return (b"\0" * 10 + b"\xff\xff" if parsed.version == 4 else b"") + parsed.packed
-
-
-def is_link_local(address: str) -> bool:
-    """Whether only hosts of the same link reach this address."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_link_local
 
 
 # ---- one interface ----
@@ -176,7 +172,7 @@ def _describe(netdev: str, others: Iterable[str], here: Mapping[str, tuple[str, 
         kind=kind_of(netdev) or "unknown",
         parent=next((entry for entry in lower if entry in others), next(iter(lower), None)),
         vlan=vlan_of(netdev) or None,
-        addresses=tuple(sorted(here.get(netdev, ()), key=is_link_local)),
+        addresses=tuple(sorted(here.get(netdev, ()), key=reach)),
     )
 
 
