@@ -134,12 +134,21 @@ def test_a_gid_is_named_by_its_address(info):
     adapter = with_ports(info, {"gids": ()}, {"gids": (V1, LINK_LOCAL, IPV6, IPV4)})
     for wanted, gid in (("192.0.2.1", IPV4), ("2001:DB8:0::1", IPV6), ("fe80::1", LINK_LOCAL), (0, V1)):
         assert local_endpoint_of(adapter, 7, wanted, None).gid_index == gid.index
-    with pytest.raises(
-        ndpy.AddressUnreachableError, match=r"has no GID 192\.0\.2\.2; it has 0 \(192\.0\.2\.1, RoCE v1\), 1"
-    ):
-        local_endpoint_of(adapter, 7, "192.0.2.2", None)
-    with pytest.raises(ValueError, match="eth0"):
-        local_endpoint_of(adapter, 7, "eth0", None)
+    for name in ("192.0.2.2", "eth0", "fe80::1%eth0"):
+        known = r"it has 0 \(192\.0\.2\.1, RoCE v1\), 1"
+        with pytest.raises(ndpy.AddressUnreachableError, match=rf"has no GID of {name}; {known}"):
+            local_endpoint_of(adapter, 7, name, None)
+
+
+def test_a_gid_is_named_by_its_interface(info):
+    """Two interfaces have the same link-local address. Without one that is named, the best is taken."""
+    of_interfaces = [(LINK_LOCAL, "eth0"), (LINK_LOCAL, "lo"), (IPV6, "lo")]
+    gids = tuple(dataclasses.replace(gid, index=place, netdev=name) for place, (gid, name) in enumerate(of_interfaces))
+    adapter = with_ports(info, {"gids": ()}, {"gids": gids})
+    for wanted, index in (("eth0", 0), ("lo", 2), ("fe80::1%lo", 1), ("fe80::1%eth0", 0), ("fe80::1", 0)):
+        assert local_endpoint_of(adapter, 7, wanted, None).gid_index == index
+    with pytest.raises(ndpy.AddressUnreachableError, match=r"GID of fe80::1%eth9; it has 0 \(fe80::1, RoCE v2, eth0\)"):
+        local_endpoint_of(adapter, 7, "fe80::1%eth9", None)
 
 
 def test_an_endpoint_that_cannot_be_says_what_there_is(info):
