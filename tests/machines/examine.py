@@ -124,7 +124,8 @@ def opened(infos: list[AdapterInfo], names: list[str | None]) -> Iterator[str]:
 def listened(infos: list[AdapterInfo]) -> Iterator[str]:
     """Where listen(("", PORT)) binds."""
     for info in filter(lambda info: info.addresses, infos):
-        yield f"{info.name}: {addresses.listening_address(info.addresses, ('', 1))[0]}"
+        places = addresses.listening_addresses(info.addresses, ("", 1))
+        yield f"{info.name}: {', '.join(host for host, _ in places)}"
 
 
 def examine(machine: Machine) -> str:
