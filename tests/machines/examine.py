@@ -19,13 +19,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+import psutil
 from machine import Machine, all_machines
 
 import ndpy
 from ndpy import addresses, platforms, system_files
 from ndpy.doctor import findings, linux, linux_link, linux_system, recording
-from ndpy.info import AdapterInfo
+from ndpy.info import AdapterInfo, as_named, port_in_use
+from ndpy.routes import find_route
 from ndpy.verbs import adapter_info, native_calls
+from ndpy.verbs.endpoint import best_gid
 
 UNIT = Path(__file__).parent.parent / "unit"
 # They tell of the libraries of the machine where the tests run.
@@ -121,11 +124,28 @@ def opened(infos: list[AdapterInfo], names: list[str | None]) -> Iterator[str]:
         yield f"{name or '-'}: {info.name} port {info.port}, {info.netdev or 'no interface'}, {info.state}"
 
 
+def sources(infos: list[AdapterInfo], destinations: list[str]) -> Iterator[str]:
+    """From which address, port and GID each adapter connects to each destination."""
+    for info in filter(lambda info: info.addresses, infos):
+        for destination in destinations:
+            family, resolved = addresses.resolve((destination, 1))
+            try:
+                source = find_route(info, family, resolved, psutil.net_if_addrs).source
+            except ndpy.AddressUnreachableError:
+                yield f"{info.name} to {destination}: unreachable"
+                continue
+            named = as_named(info, source) or info
+            port = port_in_use(named)
+            gid = best_gid(named, port) if port is not None and info.transport != "iWARP" else None
+            by = f", GID {gid.index} ({gid.address}, {gid.type})" if gid else ""
+            yield f"{info.name} to {destination}: {source}, port {named.port}{by}"
+
+
 def listened(infos: list[AdapterInfo]) -> Iterator[str]:
     """Where listen(("", PORT)) binds."""
     for info in filter(lambda info: info.addresses, infos):
-        places = addresses.listening_addresses(info.addresses, ("", 1))
-        yield f"{info.name}: {', '.join(host for host, _ in places)}"
+        bound = tuple(host for host, _ in addresses.listening_addresses(info.addresses, ("", 1)))
+        yield f"{info.name}: {_some(bound)}"
 
 
 def examine(machine: Machine) -> str:
@@ -151,6 +171,7 @@ def examine(machine: Machine) -> str:
             "devices": devices(infos),
             "doctor": doctor(),
             "open_adapter": opened(infos, list(dict.fromkeys(names))),
+            "source": sources(infos, machine.destinations),
             "listen": listened(infos),
         }
     lines = []
