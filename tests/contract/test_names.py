@@ -59,7 +59,7 @@ def deaf(adapter, keep):
 @pytest.fixture
 def share_s(adapter):
     """The time for an address that is silent. A connection is made within less, under Wine and in an emulated machine too."""
-    return patient({"siw": 2.0, "softnd.dll": 0.7}.get(adapter.info.driver, 0.25))
+    return patient({"siw": 6.0, "softnd.dll": 0.7}.get(adapter.info.driver, 0.25))
 
 
 @pytest.fixture
