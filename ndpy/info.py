@@ -17,8 +17,8 @@ class NetworkInterface:
 
     Parameters:
         name: its name, such as "eth0.10".
-        kind: "ethernet", "ipoib", "loopback", "vlan", "bond", "bridge", "macvlan", or another word of the kernel for it. "unknown"
-            if the system does not say.
+        kind: "ethernet", "ipoib", "loopback", "vlan", "bond", "bridge" or another word of Linux for it. A macvlan is "ethernet", with
+            a parent. "unknown" on Windows.
         parent: the interface that it lies on, the first one if there are several. None if it lies on none.
         vlan: the ID of the VLAN, 1 to 4094. None if it is no VLAN's, or the system does not say.
         addresses: its IP addresses. Those that only hosts of the same link reach come last.

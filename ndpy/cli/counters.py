@@ -6,16 +6,23 @@ import contextlib
 import datetime
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 import click
 
 from ndpy.counters import UNITS_OF_4_BYTES, Counters, changes, is_error
 from ndpy.platforms import implementation
 
+#: The ports to show of each adapter, by its name. None for all.
+Chosen = Mapping[str, int | None]
 
-def _read(names: Sequence[str]) -> dict[str, Counters]:
-    return {name: implementation().read_counters(name) for name in names}
+
+def _read(names: Chosen) -> dict[str, Counters]:
+    found: dict[str, Counters] = {name: implementation().read_counters(name) for name in names}
+    return {
+        name: {port: values for port, values in counters.items() if names[name] in (None, port)}
+        for name, counters in found.items()
+    }
 
 
 def _rows(readings: dict[str, Counters]) -> Iterator[tuple[str, int, str, int]]:
@@ -26,7 +33,7 @@ def _rows(readings: dict[str, Counters]) -> Iterator[tuple[str, int, str, int]]:
                 yield adapter, port, name, counters[name]
 
 
-def show(names: Sequence[str], as_json: bool) -> None:
+def show(names: Chosen, as_json: bool) -> None:
     """Print all counters."""
     readings = _read(names)
     if as_json:
@@ -39,13 +46,13 @@ def show(names: Sequence[str], as_json: bool) -> None:
             click.echo(f"{adapter}: its driver has no counters")
 
 
-def watch(names: Sequence[str], seconds: float, count: int | None, as_json: bool) -> None:
+def watch(names: Chosen, seconds: float, count: int | None, as_json: bool) -> None:
     """Print what the counters do in each time of so many seconds, until Ctrl-C or `count` times."""
     with contextlib.suppress(KeyboardInterrupt):
         _watch(names, seconds, count, as_json)
 
 
-def _watch(names: Sequence[str], seconds: float, count: int | None, as_json: bool) -> None:
+def _watch(names: Chosen, seconds: float, count: int | None, as_json: bool) -> None:
     former, began = _read(names), time.monotonic()
     turn = 0
     while count is None or turn < count:

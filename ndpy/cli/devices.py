@@ -96,7 +96,7 @@ def _details(info: ndpy.AdapterInfo) -> list[str]:
 def command(
     adapter: str | None, verbose: bool, counters: bool, watch_s: float | None, count: int | None, as_json: bool
 ) -> None:
-    """List the RDMA adapters of this machine, or only ADAPTER (a name or a local IP address).
+    """List the RDMA adapters of this machine, or only ADAPTER (a name, NAME:PORT, an interface or an IP address).
 
     If there is none, the command prints the reason and the remedy, and its exit status is 1.
 
@@ -113,11 +113,12 @@ def command(
             click.echo("[]")
         click.echo(f"ndpy devices: {error}", err=True)
         sys.exit(1)
+    chosen = {info.name: info.port if adapter not in (None, info.name) else None for info in infos}
     if watch_s is not None:
-        watch([info.name for info in infos], watch_s, count, as_json)
+        watch(chosen, watch_s, count, as_json)
         return
     if counters:
-        show([info.name for info in infos], as_json)
+        show(chosen, as_json)
         return
     if as_json:
         click.echo(json.dumps([info.to_dict() for info in infos], indent=2))

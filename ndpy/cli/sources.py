@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 import ndpy
-from ndpy.info import is_address, is_same_address, port_in_use
+from ndpy.info import as_named, is_address, is_same_address, port_in_use
 from ndpy.platforms import find, implementation
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -93,7 +93,7 @@ def open_from(which: str | None, source: str | None, gid: str | None) -> tuple[n
         raise click.UsageError(
             f"{chosen.host} is no address of {_port_of(info)}; its addresses are {', '.join(info.addresses) or 'none'}"
         )
-    info = dataclasses.replace(info, addresses=(own,), asked_for=own)
+    info = dataclasses.replace(as_named(info, own) or info, addresses=(own,), asked_for=own)
     return implementation().open_adapter(info), Source(own, chosen.gid)
 
 

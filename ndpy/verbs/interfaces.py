@@ -20,8 +20,9 @@ from ndpy.addresses import reach
 from ndpy.info import Gid, NetworkInterface
 from ndpy.system_files import names, path, read, read_number
 
-# The kinds of interfaces through which the ones below them can be used.
-_ABOVE = ("vlan", "bond", "team", "bridge", "macvlan", "ipvlan")
+# The kinds of interfaces that use the ones below them without a tunnel. The kernel names no kind for a macvlan, so it counts as
+# Ethernet.
+_ABOVE = ("vlan", "bond", "team", "bridge", "ethernet", "ipvlan")
 _LONGEST_NAME = 15
 _LARGEST_VLAN = 4094
 # Of enum ARPHRD_… in linux/if_arp.h.
@@ -187,7 +188,7 @@ def _with_hardware_address(wanted: str | None) -> list[str]:
         return []
     found = [entry for entry in names(path("/sys/class/net")) if read(folder_of(entry) / "address").lower() == wanted]
     # A VLAN has the address of the interface that it lies on.
-    return sorted(found, key=lambda netdev: kind_of(netdev) in _ABOVE)[:1]
+    return sorted(found, key=lambda netdev: len(below(netdev)))[:1]
 
 
 def _of_device(place: Place) -> list[str]:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import sys
+import types
 
+import click
 import pytest
 
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
 from click.testing import CliRunner
+from helpers import DEADLINE_S
 
 import ndpy
 from ndpy import Capability, platforms, system_files
-from ndpy.cli import main
+from ndpy.cli import main, sources
 from ndpy.doctor import linux
 from ndpy.doctor.findings import Verdict
 from ndpy.verbs import interfaces
@@ -168,6 +171,77 @@ def test_devices_shows_the_interface_and_vlan_of_each_gid_and_address(vlans, fak
     assert "GID 1: 10.0.0.1 (RoCE v2), eth2\n" in said
 
 
+def test_a_link_local_address_chooses_the_interface_of_its_scope(vlans, fake):
+    vlans.addresses["eth2.10"] += ("fe80::1%eth2.10",)
+    fake.have_gid("fe80::1", 6, netdev="eth2.10")
+    for which, netdev, index in (("fe80::1%eth2", "eth2", 5), ("fe80::1%eth2.10", "eth2.10", 6)):
+        fake.name = which
+        with fake.open() as adapter:
+            assert (adapter.info.netdev, endpoint_of(adapter).gid_index) == (netdev, index)
+
+
+# ---- sources ----
+
+
+def test_a_command_opens_an_adapter_with_one_address_as_its_source(vlans):
+    adapter, source = sources.open_from("fake0", "10.0.20.1", None)
+    with adapter:
+        assert (adapter.info.addresses, source.host, source.gid) == (("10.0.20.1",), "10.0.20.1", None)
+    adapter, source = sources.open_from(None, None, None)
+    with adapter:
+        assert (len(adapter.info.addresses), source.host) == (5, None)
+
+
+@pytest.mark.parametrize("wanted", ["2", "10.0.10.1"])
+def test_a_gid_by_index_or_address_is_a_source(vlans, wanted):
+    adapter, source = sources.open_from("fake0", None, wanted)
+    with adapter:
+        assert source.gid is not None
+        assert (adapter.info.addresses, source.gid.index, source.gid.vlan) == (("10.0.10.1",), 2, 10)
+        assert endpoint_of(adapter).gid_index == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "gid", "words"),
+    [
+        ("10.0.0.9", None, "10.0.0.9 is no address of fake0; its addresses are 10.0.0.1"),
+        (None, "9", "fake0 has no GID 9; it has 0 (fe80::ff:fe00:1, RoCE v2), 1 (10.0.0.1"),
+        (None, "0", "GID 0 (fe80::ff:fe00:1, RoCE v2) is no address of fake0"),
+        ("10.0.0.1", "1", "exclude each other"),
+    ],
+)
+def test_a_source_that_is_none_is_refused_with_those_that_there_are(vlans, source, gid, words):
+    with pytest.raises(click.UsageError) as caught:
+        sources.open_from("fake0", source, gid)
+    assert words in caught.value.message
+
+
+def test_a_connection_that_uses_another_gid_is_told():
+    one = ndpy.Gid(2, bytes(16), "RoCE v1", "10.0.10.1")
+    other = dataclasses.replace(one, index=3, type="RoCE v2")
+    path = ndpy.PathInfo(1024, 1, one, bytes(16), 7, 0, 0, 0, 0, 64)
+    queue_pair = types.SimpleNamespace(path=path)
+    assert sources.Source("10.0.10.1", one).difference(queue_pair) == ""
+    assert "uses GID 2 (10.0.10.1, RoCE v1) instead of 3" in sources.Source("10.0.10.1", other).difference(queue_pair)
+
+
+def test_a_second_process_opens_the_same_port(two_ports):
+    assert sources.peer_name(platforms.find("eth3")) == "fake0:2"
+
+
+def test_the_counters_of_the_port_that_is_asked_for_are_shown(two_ports, fake):
+    for port, value in ((1, 11), (2, 22)):
+        (fake.folder / f"ports/{port}/counters").mkdir(parents=True)
+        (fake.folder / f"ports/{port}/counters/port_rcv_packets").write_text(f"{value}\n")
+
+    def lines(which):
+        return CliRunner().invoke(main, ["devices", "--counters", which]).output.splitlines()
+
+    assert [line.split()[0] for line in lines("fake0")] == ["fake0/1", "fake0/2"]
+    for which in ("fake0:2", "eth3.30", "10.9.0.2"):
+        assert [line.split() for line in lines(which)] == [["fake0/2", "port_rcv_packets", "22"]]
+
+
 # ---- bonds, bridges, macvlans ----
 
 
@@ -176,7 +250,7 @@ def test_what_lies_on_an_interface_leads_to_its_port_and_tunnels_do_not(machine,
     machine.interface("bond0", "10.0.0.1", kind="bond", on=["eth2"])
     machine.interface("bond0.7", "10.0.7.1", kind="vlan", on=["bond0"], vlan=7)
     machine.interface("br0", "10.0.8.1", kind="bridge", on=["bond0.7"])
-    machine.interface("mv0", "10.0.9.1", kind="macvlan", on=["eth2"])
+    machine.interface("mv0", "10.0.9.1", on=["eth2"])
     machine.interface("vx0", "10.99.0.1", kind="vxlan", on=["eth2"])
     machine.of_device("eth2")
     (port,) = platforms.find("fake0").ports
@@ -185,7 +259,7 @@ def test_what_lies_on_an_interface_leads_to_its_port_and_tunnels_do_not(machine,
         ("bond0", "bond", "eth2"),
         ("bond0.7", "vlan", "bond0"),
         ("br0", "bridge", "bond0.7"),
-        ("mv0", "macvlan", "eth2"),
+        ("mv0", "ethernet", "eth2"),
     }
     assert set(platforms.find("bond0.7").addresses) == {"10.0.0.1", "10.0.7.1", "10.0.8.1", "10.0.9.1"}
 
@@ -275,11 +349,16 @@ def test_what_is_asked_for_is_the_port_of_everything(two_ports, fake, which, net
         end = endpoint_of(adapter)
         assert (end.port, end.gid, end.mtu) == (2, interfaces.gid_of(first), 1024)
         assert adapter.port_state == "active"
-        fake.device_event(adapter, lib.IBV_EVENT_PORT_ERR)
+        with adapter.events() as events:
+            fake.device_event(adapter, lib.IBV_EVENT_PORT_ERR)
+            assert events.get(DEADLINE_S).port == 1
         with adapter.create_completion_queue(8) as queue, adapter.create_datagram_queue_pair(queue) as datagrams:
             assert datagrams.max_datagram == 1024
             assert datagrams.local_endpoint().port == 2
-        # The event is about port 1.
+        # The events were about port 1. The second one comes when the first one has been handled.
+        with adapter.events() as events:
+            fake.device_event(adapter, lib.IBV_EVENT_PORT_ERR)
+            events.get(DEADLINE_S)
         assert adapter.port_state == "active"
 
 
@@ -356,8 +435,7 @@ def test_a_link_layer_that_is_not_told_is_not_infiniband(machine, fake):
         adapter.create_queue_pair(queue)
 
 
-def test_a_thousand_gids_are_read_quickly_enough(machine, fake):
-    """Reading the description asks for each GID once."""
+def test_every_one_of_a_thousand_addresses_opens_the_adapter(machine, fake):
     machine.interface("eth2", *(f"10.1.{place >> 8}.{place & 255}" for place in range(1024)))
     for index in range(1024):
         fake.have_gid(f"10.1.{index >> 8}.{index & 255}", index, netdev="eth2")

@@ -150,8 +150,8 @@ def command(words: tuple[str, ...], serving: bool, listen_at: str | None, client
     ndpy perf TEST [ADAPTER] --peer HOST   against the machine HOST,
     ndpy perf --serve [ADAPTER]            which runs this
 
-    ADAPTER is a name such as rxe0, a name and a port such as mlx5_0:2, a network interface or a local IP address. Without it, the command takes the adapter that NDPY_ADAPTER
-    names, or else the first adapter with an active port.
+    ADAPTER is a name such as rxe0, a name and a port such as mlx5_0:2, a network interface such as eth0.10, or a local IP
+    address. Without it, the command takes the adapter that NDPY_ADAPTER names, or else the first adapter with an active port.
 
     The tests have the names and definitions of perftest's programs, so that figures can be laid beside those of
     ib_write_lat, ib_write_bw and so on:
