@@ -54,6 +54,14 @@ def assert_clean(result) -> None:
     assert not warnings, result.err
 
 
+def test_both_ends_have_the_source_that_was_named_and_no_other(adapter, name, tmp_path):
+    last = [address for address in adapter.info.addresses if not address.startswith("fe80")][-1]
+    with perf("send_lat", name, "--source", last, *QUICK, "--json", tmp_path / "out.json") as process:
+        assert_clean(process.succeed(LIMIT_S))
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["addresses"] == report["peer"]["addresses"] == [last]
+
+
 def test_all_tests_are_tried_here():
     assert set(ORDER) == set(TESTS)
 
