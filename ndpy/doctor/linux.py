@@ -23,6 +23,7 @@ from ndpy.quirks import Quirk, differences
 from ndpy.system_files import names, path, read, read_number
 from ndpy.verbs import distribution, softverbs
 from ndpy.verbs.adapter_info import describe, device_names, open_context, why_no_adapter
+from ndpy.verbs.interfaces import is_up
 from ndpy.verbs.native_calls import LIBRARIES, has_symbol, lib, load
 
 # The optional symbols of ibverbs.h: what happens without them, and the version of rdma-core that has them.
@@ -164,7 +165,7 @@ def examine_devices(adapter: str = "") -> list[Finding]:
             failed(
                 "active port",
                 f"no port of {adapter or 'any adapter'} is active",
-                "bring a link up: ip link set NETDEV up",
+                "do what is said of its ports above",
             )
         )
     return [*found, *examine("fork", examine_fork)]
@@ -237,7 +238,9 @@ def _state(check: str, port: PortInfo) -> Finding:
     where = f"{_LAYERS.get(port.link_layer, port.link_layer)}, {_interfaces(port) or 'no network interface'}"
     if port.state == "active":
         return passed(check, f"active, {where}")
-    remedy = f"bring it up: ip link set {port.netdev} up" if port.netdev else "check the cable and the switch's port"
+    remedy = "check the cable and the switch's port"
+    if port.netdev and not is_up(port.netdev):
+        remedy = f"bring it up: ip link set {port.netdev} up"
     if port.link_layer == "InfiniBand":
         remedy = "check the cable, and that a subnet manager runs (opensm, or the switch's)"
     return warned(check, f"{port.state}, {where}", remedy)
@@ -302,7 +305,7 @@ def _gids(check: str, info: AdapterInfo, port: PortInfo) -> Finding:
         return warned(
             check,
             f"no routable GID of RoCE v2: {shown}",
-            "let the driver use RoCE v2 (cma_roce_mode -d DEVICE -p PORT -m 2); version 1 does not pass routers",
+            "reach only peers on the same link, because version 1 does not pass routers, or take an adapter with version 2",
         )
     return passed(check, shown)
 

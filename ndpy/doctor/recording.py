@@ -26,7 +26,7 @@ from ndpy.system_files import names, path, read, refusal, shown
 from ndpy.verbs import distribution
 from ndpy.verbs.adapter_info import describe, device_names, folder_of, open_context
 from ndpy.verbs.interfaces import folder_of as interface_folder
-from ndpy.verbs.interfaces import vlan_of
+from ndpy.verbs.interfaces import is_up, vlan_of
 from ndpy.verbs.native_calls import lib
 
 _MODULES = ("ib_uverbs", "rdma_ucm", "rdma_rxe", "siw")
@@ -39,7 +39,6 @@ _CONTROLLED = (
     ("pids", ("pids.max", "pids.current")),
     ("memory", ("memory.max", "memory.current", "memory.limit_in_bytes", "memory.usage_in_bytes")),
 )
-_UP = 1
 
 
 def record() -> str:
@@ -275,18 +274,12 @@ def _interface(
     hardware = read(folder / "address").replace(":", "")
     if re.fullmatch("([0-9a-f]{12}){1}|[0-9a-f]{40}", hardware):
         yield f"    hardware {replace.hardware(bytes.fromhex(hardware)).hex(':')}"
-    if not (_flags(folder) & _UP):
+    if not is_up(netdev):
         yield "    state down"
     elif read(folder / "carrier") == "0":
         yield "    state no-carrier"
     for entry in own if netdev != "lo" else ():
         yield f"    address {replace.address(str(entry.ip))}/{entry.network.prefixlen}"
-
-
-def _flags(folder: Path) -> int:
-    """The flags of an interface, as IFF_… of linux/if.h. They are up if the kernel does not show them."""
-    text = read(folder / "flags")
-    return int(text, 16) if re.fullmatch("0x[0-9a-f]+", text) else _UP
 
 
 def _with_networks(entries: Iterable[Any]) -> list[ipaddress.IPv4Interface | ipaddress.IPv6Interface]:

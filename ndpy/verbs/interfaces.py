@@ -24,6 +24,7 @@ from ndpy.system_files import names, path, read, read_number
 # Ethernet.
 _ABOVE = ("vlan", "bond", "team", "bridge", "ethernet", "ipvlan")
 _LONGEST_NAME = 15
+_IFF_UP = 1
 _LARGEST_VLAN = 4094
 # Of enum ARPHRD_… in linux/if_arp.h.
 _TYPES = {"1": "ethernet", "32": "ipoib", "772": "loopback"}
@@ -95,6 +96,19 @@ def above(netdev: str) -> list[str]:
     return [entry[len("upper_") :] for entry in names(folder_of(netdev), "upper_*")]
 
 
+def is_up(netdev: str) -> bool:
+    """Whether an interface was brought up, with a link or without. True if the kernel does not say."""
+    text = read(folder_of(netdev) / "flags")
+    return not re.fullmatch("0x[0-9a-f]+", text) or bool(int(text, 16) & _IFF_UP)
+
+
+def children_of(netdev: str) -> list[str]:
+    """The IPoIB interfaces of other partitions that were made of one."""
+    if kind_of(netdev) != "ipoib":
+        return []
+    return [entry for entry in names(path("/sys/class/net")) if read(folder_of(entry) / "parent") == netdev]
+
+
 # ---- from an adapter to its interfaces ----
 
 
@@ -151,6 +165,7 @@ def interfaces_of(
     # The list grows while it is read.
     for netdev in found:
         found += [upper for upper in above(netdev) if upper not in found and kind_of(upper) in _ABOVE]
+        found += [child for child in children_of(netdev) if child not in found]
     here = addresses_here()
     if of_gids:
         # RoCE takes an address only while it is in the table. Of the ports of a bond, the active one may have it.

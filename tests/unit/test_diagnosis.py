@@ -649,8 +649,18 @@ def test_a_netdev_in_another_namespace_is_told(tree):
     assert "namespace" in found.message
 
 
-@pytest.mark.parametrize(("layer", "words"), [("Ethernet", "ip link set eth0 up"), ("InfiniBand", "subnet manager")])
-def test_a_port_that_is_down_says_how_it_comes_up(tree, layer, words):
+@pytest.mark.parametrize(
+    ("layer", "flags", "words"),
+    [
+        ("Ethernet", "0x1002", "ip link set eth0 up"),
+        ("Ethernet", "0x1003", "check the cable"),
+        ("Ethernet", "", "check the cable"),
+        ("InfiniBand", "0x1003", "subnet manager"),
+    ],
+)
+def test_a_port_that_is_down_says_how_it_comes_up(tree, layer, flags, words):
+    """An interface that was brought up and has no link needs a cable."""
+    tree({"sys/class/net/eth0/flags": f"{flags}\n"})
     found = named(examined(tree, port(state="down", link_layer=layer)), "mlx5_0 port 1")
     assert found.verdict is Verdict.WARN
     assert words in found.remedy
