@@ -166,6 +166,8 @@ def interfaces_of(
     for netdev in found:
         found += [upper for upper in above(netdev) if upper not in found and kind_of(upper) in _ABOVE]
         found += [child for child in children_of(netdev) if child not in found]
+    for netdev in of_gids:
+        found += [member for member in _members(netdev) if member not in found]
     here = addresses_here()
     if of_gids:
         # RoCE takes an address only while it is in the table. Of the ports of a bond, the active one may have it.
@@ -190,6 +192,15 @@ def _describe(netdev: str, others: Iterable[str], here: Mapping[str, tuple[str, 
         vlan=vlan_of(netdev) or None,
         addresses=tuple(sorted(here.get(netdev, ()), key=reach)),
     )
+
+
+def _members(bond: str) -> list[str]:
+    """The interfaces in a bond that the adapter makes of its ports. Any other has an adapter of its own."""
+    if kind_of(bond) not in ("bond", "team"):
+        return []
+    adapters = path("/sys/class/infiniband")
+    taken = {netdev for name in names(adapters) for netdev in names(adapters / name / "device/net")}
+    return [member for member in below(bond) if member not in taken]
 
 
 def _named_by_adapter(place: Place) -> list[str]:

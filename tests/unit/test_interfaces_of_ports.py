@@ -273,6 +273,25 @@ def test_a_bonds_address_is_the_one_adapters_whose_table_has_it(machine, fake):
     assert platforms.find("bond0").addresses == ("10.0.0.1",)
 
 
+def test_the_members_of_a_bond_are_the_adapters_unless_they_have_one_of_their_own(machine, fake):
+    """One adapter for both ports of a card has the GIDs of the bond. A member of another card has its own adapter."""
+    for name in ("eth2", "eth3", "eth4"):
+        machine.interface(name)
+    system_files.path("/sys/class/infiniband/mlx5_7/device/net/eth4").mkdir(parents=True)
+    machine.interface("bond0", "10.0.0.1", kind="bond", on=["eth2", "eth3", "eth4"])
+    fake.have_gid("10.0.0.1", 0, netdev="bond0")
+    assert [entry.name for entry in platforms.find("fake0").ports[0].interfaces] == ["bond0", "eth2", "eth3"]
+    assert platforms.find("eth3").addresses == ("10.0.0.1",)
+
+
+def test_a_child_of_an_ipoib_interface_leads_to_its_port(machine, fake):
+    fake.ports[0].link_layer = lib.IBV_LINK_LAYER_INFINIBAND
+    machine.interface("ib0", "10.1.0.1", type="32")
+    machine.interface("ib0.8001", "10.1.1.1", type="32", parent="ib0")
+    machine.of_device("ib0")
+    assert platforms.find("ib0.8001").addresses[0] == "10.1.1.1"
+
+
 def test_representors_of_virtual_functions_are_not_the_ports(machine, fake):
     machine.interface("enp1s0f0np0", "10.0.0.1", phys_port_name="p0")
     machine.interface("enp1s0f0r1", "10.7.0.1", phys_port_name="pf0vf1")
