@@ -20,7 +20,7 @@ from pathlib import Path
 from unittest import mock
 
 import psutil
-from machine import Machine, all_machines
+from machine import Machine, all_machines, settled
 
 import ndpy
 from ndpy import addresses, platforms, system_files
@@ -176,25 +176,8 @@ def examine(machine: Machine) -> str:
         }
     lines = []
     for part, found in parts.items():
-        if part in machine.unsettled:
-            continue
-        lines.append(f"== {part}")
-        lines += _settled(machine, part, found)
+        lines += settled(machine.unsettled, part, found)
     return "\n".join(lines) + "\n"
-
-
-def _settled(machine: Machine, part: str, lines: Iterator[str]) -> Iterator[str]:
-    """Leave out the rows that the description marks, with those indented below them."""
-    marks = [mark[len(part) + 1 :] for mark in machine.unsettled if mark.startswith(f"{part} ")]
-    depth: int | None = None
-    for line in lines:
-        indent = len(line) - len(line.lstrip())
-        if depth is not None and indent > depth:
-            continue
-        row = line.strip()
-        depth = indent if any(row == mark or row.startswith(f"{mark}:") for mark in marks) else None
-        if depth is None:
-            yield line
 
 
 # ---- in place of this machine ----

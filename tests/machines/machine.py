@@ -316,3 +316,20 @@ def _errno(name: str) -> int:
 
 def all_machines() -> list[Path]:
     return sorted(FOLDER.glob("*.machine"))
+
+
+def settled(unsettled: list[str], part: str, rows: Iterator[str]) -> Iterator[str]:
+    """A part's heading and rows, without those that are unsettled and what is indented below them."""
+    if part in unsettled:
+        return
+    yield f"== {part}"
+    marks = [mark[len(part) + 1 :] for mark in unsettled if mark.startswith(f"{part} ")]
+    depth: int | None = None
+    for line in rows:
+        indent = len(line) - len(line.lstrip())
+        if depth is not None and indent > depth:
+            continue
+        row = line.strip()
+        depth = indent if any(row == mark or row.startswith(f"{mark}:") for mark in marks) else None
+        if depth is None:
+            yield line

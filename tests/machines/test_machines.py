@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 if sys.platform != "linux":
-    pytest.skip("these machines run Linux", allow_module_level=True)
+    pytest.skip("the machines are examined on Linux", allow_module_level=True)
 
 FOLDER = Path(__file__).parent
 NAMES = sorted(path.stem for path in FOLDER.glob("*.machine"))
+WINDOWS = sorted(path.stem for path in FOLDER.glob("*.windows"))
 _CANNOT = 77
 # Machines that are recorded too, with different kinds of names, addresses and devices.
 RECORDED = [
@@ -24,11 +25,10 @@ RECORDED = [
 _PRIVATE = "names_of_their_own"
 
 
-@pytest.fixture(scope="module")
-def found():
-    """What is found on each machine. One process examines them all."""
+def examined(*command: str) -> dict[str, dict[str, str]]:
+    """What a program of this folder finds on each machine. One process examines them all."""
     done = subprocess.run(
-        [sys.executable, FOLDER / "examine.py", "--record", *RECORDED, _PRIVATE],
+        [sys.executable, FOLDER / command[0], *command[1:]],
         capture_output=True,
         text=True,
         timeout=120,
@@ -40,14 +40,34 @@ def found():
     return json.loads(done.stdout)
 
 
+@pytest.fixture(scope="module")
+def found():
+    return examined("examine.py", "--record", *RECORDED, _PRIVATE)
+
+
+@pytest.fixture(scope="module")
+def found_on_windows():
+    return examined("windows.py")
+
+
+def expected(name: str) -> list[str]:
+    return (FOLDER / f"{name}.expected").read_text(encoding="utf-8").splitlines()
+
+
 def test_every_machine_has_its_expectations():
-    assert sorted(path.stem for path in FOLDER.glob("*.expected")) == NAMES
+    assert sorted(path.stem for path in FOLDER.glob("*.expected")) == sorted([*NAMES, *WINDOWS])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_found_on(found, name):
     """If a difference is right, `python tests/machines/examine.py --write` writes the expectations, and git shows it."""
-    assert found[name]["found"].splitlines() == (FOLDER / f"{name}.expected").read_text(encoding="utf-8").splitlines()
+    assert found[name]["found"].splitlines() == expected(name)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_what_is_found_with_windows_on(found_on_windows, name):
+    """Here it is windows.py that writes the expectations."""
+    assert found_on_windows[name]["found"].splitlines() == expected(name)
 
 
 # An IP address, a MAC address or a GUID, perhaps with a scope, an address on InfiniBand, and the path of a control group.
