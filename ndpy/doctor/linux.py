@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ndpy.addresses import Reach, reach
 from ndpy.doctor.findings import Finding, examine, examine_apart, failed, passed, split_remedy, warned
+from ndpy.doctor.linux_drivers import examine_unlisted, list_devices
 from ndpy.doctor.linux_system import examine_system
 from ndpy.errors import NdpyError, ProviderNotFoundError
 from ndpy.flags import Capability
@@ -21,8 +22,8 @@ from ndpy.info import AdapterInfo, Gid, PortInfo, as_named, port_in_use
 from ndpy.placement import placement_warning
 from ndpy.quirks import Quirk, differences
 from ndpy.system_files import names, path, read, read_number
-from ndpy.verbs import distribution, softverbs
-from ndpy.verbs.adapter_info import describe, device_names, open_context, why_no_adapter
+from ndpy.verbs import device_files, distribution, softverbs
+from ndpy.verbs.adapter_info import describe, open_context
 from ndpy.verbs.interfaces import is_up
 from ndpy.verbs.native_calls import LIBRARIES, has_symbol, lib, load
 
@@ -54,7 +55,7 @@ def diagnose(adapter: str | None = None) -> list[Finding]:
     found = [
         *examine_apart("libraries", __name__, "examine_libraries"),
         *examine("drivers", examine_drivers),
-        *examine_system(),
+        *examine_system(adapter or ""),
         *examine_apart("adapters", __name__, "examine_devices", adapter or ""),
     ]
     return found if adapter else [*found, *examine_apart(softverbs.NAME, __name__, "examine_softverbs")]
@@ -140,24 +141,30 @@ def examine_drivers() -> Iterator[Finding]:
 def examine_devices(adapter: str = "") -> list[Finding]:
     """Examine the devices that libibverbs sees, and each of their ports. adapter: only the one with this name or address."""
     try:
-        devices = device_names()
+        listed = list_devices()
     except (NdpyError, OSError) as error:
         message, remedy = split_remedy(str(error), "see the findings above")
         return [failed("adapters", f"the adapters cannot be listed: {message}", remedy)]
-    if not devices:
-        message, _, remedy = why_no_adapter().partition(": ")
-        return [failed("adapters", message, remedy)]
-    found: list[Finding] = []
+    files = device_files.all_files()
+    found = list(examine_unlisted(listed, files, adapter))
+    if not listed.devices:
+        if listed.general is not None:
+            return [failed("adapters", *listed.general)]
+        message, _, remedy = device_files.why_no_adapter().partition(": ")
+        return found or [failed("adapters", message, remedy)]
     infos: list[AdapterInfo] = []
-    for name in devices:
+    others = device_files.of_others(files, adapter)
+    for name in listed.devices:
         try:
             infos.append(_describe(name))
         except (NdpyError, OSError) as error:
             otherwise = "look at the kernel's log (dmesg) for what the driver says"
-            if adapter in ("", name) or adapter.rpartition(":")[0] == name:
+            named = adapter in ("", name) or adapter.rpartition(":")[0] == name
+            # The findings about device files say it of the adapters of others.
+            if named and name not in {file.adapter for file in others}:
                 found.append(failed(name, *split_remedy(str(error), otherwise)))
     if adapter:
-        infos = [_only(named, adapter) for info in infos if (named := as_named(info, adapter))]
+        infos = [_only(chosen, adapter) for info in infos if (chosen := as_named(info, adapter))]
     for info in infos:
         found += examine(info.name, examine_adapter, info)
     if infos and not any(port.state == "active" for info in infos for port in info.ports):

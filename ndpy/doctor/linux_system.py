@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ndpy.doctor.findings import Finding, examine, failed, passed, warned
-from ndpy.system_files import names, path, read, read_number, refusal, shown
-from ndpy.verbs import distribution
+from ndpy.system_files import names, path, read, read_number, shown
+from ndpy.verbs import device_files, distribution
+from ndpy.verbs.device_files import DeviceFile, in_container
 from ndpy.verbs.memory import MEMLOCK_REMEDY
 
 _MIB = 1 << 20
@@ -38,11 +40,11 @@ _ELSEWHERE = (
 )
 
 
-def examine_system() -> list[Finding]:
-    """Run all examinations of this module."""
+def examine_system(adapter: str = "") -> list[Finding]:
+    """Run all examinations of this module. adapter: whose device file is wanted."""
     parts: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
         ("kernel modules", examine_modules),
-        ("device files", examine_device_files),
+        ("device files", functools.partial(examine_device_files, adapter)),
         ("locked memory", examine_memlock),
         ("open files", examine_nofile),
         ("control group", examine_control_groups),
@@ -77,7 +79,7 @@ def examine_modules() -> Iterator[Finding]:
 def module_state(module: str) -> str:
     """ "loaded", "available" or "absent"."""
     folder = path("/lib/modules", kernel_release())
-    if path("/sys/module", module).exists() or f"/{module}.ko" in read(folder / "modules.builtin"):
+    if device_files.is_loaded(module) or f"/{module}.ko" in read(folder / "modules.builtin"):
         return "loaded"
     return "available" if re.search(rf"/{module}\.ko[.\w]*:", read(folder / "modules.dep")) else "absent"
 
@@ -87,52 +89,41 @@ def kernel_release() -> str:
     return read(path("/proc/sys/kernel/osrelease")) or os.uname().release
 
 
-def examine_device_files() -> Iterator[Finding]:
-    """Examine whether the device files exist and this process may open them."""
-    folder = path("/dev/infiniband")
-    expected = names(path("/sys/class/infiniband_verbs"), "uverbs*")
-    adapters = names(path("/sys/class/infiniband"))
-    files = [*(expected or names(folder, "uverbs*")), "rdma_cm"]
-    if not folder.is_dir() or not any((folder / name).exists() for name in files):
-        if not adapters:
-            because = "the kernel has no RDMA device"
-            remedy = "load an adapter's driver, or make one in software: ndpy softroce up"
-        elif in_container():
-            because = f"the kernel has {', '.join(adapters)}, but this container was not given its files"
-            remedy = "docker run --device=/dev/infiniband"
-        else:
-            because = f"the kernel has {', '.join(adapters)}, but no module that makes the files"
-            remedy = "as root: modprobe -a ib_uverbs rdma_ucm"
-        yield failed("device files", f"there is no /dev/infiniband/uverbs*: {because}", remedy)
+def examine_device_files(adapter: str = "") -> Iterator[Finding]:
+    """Examine whether the device files exist and this process may open them.
+
+    adapter: a name, whose file is wanted. Otherwise, where one file can be opened, those that were not given to this process are
+    for others.
+    """
+    files = device_files.all_files()
+    named = [file for file in files if file.is_of(adapter)]
+    connections = device_files.look_at("rdma_cm")
+    if not named and all(file.error is not None and file.error.errno == errno.ENOENT for file in files):
+        reason, remedy = device_files.why_none(files)
+        yield failed("device files", f"there is no /dev/infiniband/uverbs*: {reason}", remedy)
+        if connections.error is None:
+            yield _device_file(connections)
         return
-    if files == ["rdma_cm"]:
-        yield failed(
-            "device files",
-            "there is no /dev/infiniband/uverbs*: the kernel has no RDMA device",
-            "load an adapter's driver, or make one in software: ndpy softroce up",
-        )
-    for name in files:
-        yield _device_file(folder / name)
+    others = device_files.of_others(files, adapter)
+    withheld = [file for file in others if file.is_withheld]
+    for file in named or files:
+        if file not in withheld:
+            yield _device_file(file, warned if file in others else failed)
+    if withheld and not named:
+        known = ", ".join(file.adapter or file.place.name for file in withheld)
+        yield passed("other adapters", f"the kernel has {known} too, whose device files this process was not given")
+    yield _device_file(connections)
 
 
-def _device_file(file: Path) -> Finding:
-    check = shown(file)
-    error = refusal(file)
-    if error is not None:
-        reason = f"it cannot be opened by uid {os.geteuid()}: {error.strerror}"
-        if error.errno == errno.ENOENT:
-            module = "rdma_ucm" if file.name == "rdma_cm" else "ib_uverbs"
-            remedy = f"as root: modprobe {module}; in a container: docker run --device=/dev/infiniband"
-        elif error.errno == errno.EPERM:
-            # The mode allows it: a control group's list of devices does not.
-            remedy = "allow the device to the container: docker run --device=/dev/infiniband"
-        elif error.errno == errno.EACCES:
-            rules = distribution.read().install(distribution.RULES)
-            remedy = f"add the user to the group that owns the file, or take rdma-core, whose udev rules open it to all ({rules})"
-        else:
-            remedy = "look at the kernel's log (dmesg) for what the driver says; load the driver again"
-        return failed(check, reason, remedy)
-    return passed(check, "there, and this process may open it")
+def _device_file(file: DeviceFile, verdict: Callable[[str, str, str], Finding] = failed) -> Finding:
+    """verdict: that of a file that the rights of this user do not suffice for. Another failure is one."""
+    check = shown(file.place)
+    if file.error is None:
+        of = f"{file.adapter}'s, " if file.adapter else ""
+        return passed(check, f"{of}and this process may open it" if of else "there, and this process may open it")
+    if file.error.errno != errno.EACCES:
+        verdict = failed
+    return verdict(check, *device_files.why_refused(file))
 
 
 def examine_memlock() -> Iterator[Finding]:
@@ -311,36 +302,32 @@ def examine_huge_pages() -> Iterator[Finding]:
         )
 
 
-def in_container() -> str:
-    """Return what shows that this is a container. "" if nothing does."""
-    for marker in ("/.dockerenv", "/run/.containerenv"):
-        if path(marker).exists():
-            return marker
-    environment = read(path("/proc/1/environ")).split("\0")
-    for word in environment:
-        if word.startswith("container="):
-            return word
-    groups = re.search(r"/(docker|kubepods|lxc|libpod)\b", read(path("/proc/self/cgroup")))
-    return f"the control group {groups[1]}" if groups else ""
-
-
 def examine_container() -> Iterator[Finding]:
     """Examine whether a container was given what RDMA needs."""
     sign = in_container()
     if not sign:
         yield passed("container", "no sign of one")
         return
-    lacking = []
-    if not (path("/dev/infiniband")).is_dir():
-        lacking.append("--device=/dev/infiniband")
+    lacking, remedies = [], []
+    files = device_files.all_files()
+    if not any(file.error is None for file in files):
+        lacking.append("no device file of an adapter")
+        remedies.append(device_files.give(files))
     limits = _limits("locked memory")
     if not _exempt(_status()) and limits is not None and limits[0] != "unlimited":
-        lacking.append("--ulimit memlock=-1")
+        lacking.append("little memory to pin")
+        remedies.append(
+            "let the container runtime's service have LimitMEMLOCK=infinity"
+            if device_files.in_pod()
+            else "docker run --ulimit memlock=-1"
+        )
     if lacking:
+        if not device_files.in_pod():
+            remedies.append("--network=host, since adapters belong to the host's network namespace")
         yield warned(
             "container",
-            f"this looks like one ({sign}), and it was not given all that RDMA needs",
-            f"docker run {' '.join(lacking)} (and --network=host, since adapters belong to the host's network namespace)",
+            f"this looks like one ({sign}), and it was given {' and '.join(lacking)}",
+            ", and ".join(remedies),
         )
     else:
-        yield passed("container", f"this looks like one ({sign}); it was given the device files and memory to pin")
+        yield passed("container", f"this looks like one ({sign}); it was given a device file and memory to pin")

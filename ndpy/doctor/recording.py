@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from ndpy.doctor.linux_system import control_group_files, in_container, kernel_release
+from ndpy.doctor.linux_system import control_group_files, kernel_release
 from ndpy.doctor.pseudonyms import Pseudonyms
 from ndpy.errors import NdpyError
 from ndpy.flags import Capability
@@ -25,6 +25,7 @@ from ndpy.info import AdapterInfo
 from ndpy.system_files import names, path, read, refusal, shown
 from ndpy.verbs import distribution
 from ndpy.verbs.adapter_info import describe, device_names, folder_of, open_context
+from ndpy.verbs.device_files import KUBERNETES_SECRETS, in_container, in_pod
 from ndpy.verbs.interfaces import folder_of as interface_folder
 from ndpy.verbs.interfaces import is_up, vlan_of
 from ndpy.verbs.native_calls import lib
@@ -112,8 +113,8 @@ def _process(replace: Pseudonyms) -> Iterator[str]:
     whole = read(path("/proc/self/uid_map")).split() == ["0", "0", "4294967295"]
     yield f"file /proc/self/uid_map = {'0 0 4294967295' if whole else '0 1000 1'}"
     if sign := in_container():
-        name = sign if sign.startswith("/") else "/.dockerenv"
-        yield f"file {name}"
+        other = KUBERNETES_SECRETS if in_pod() else "/.dockerenv"
+        yield f"file {sign if sign.startswith('/') else other}"
     yield "file /proc/self/cgroup"
     for line in read(path("/proc/self/cgroup")).splitlines():
         number, _, rest = line.partition(":")

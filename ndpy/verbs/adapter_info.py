@@ -8,7 +8,6 @@ import errno
 import ipaddress
 import mmap
 import os
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from ndpy.addresses import Reach, reach
 from ndpy.flags import Capability
 from ndpy.info import TRANSPORTS, AdapterInfo, Gid, PortInfo, as_named
 from ndpy.quirks import Quirk
-from ndpy.verbs import interfaces, softverbs
+from ndpy.verbs import device_files, interfaces, softverbs
 from ndpy.verbs.addresses import unpack_socket_address
 from ndpy.verbs.interfaces import GidInterfaces, Place
 from ndpy.verbs.native_calls import check, ffi, has_symbol, lib, load, load_for, text
@@ -89,26 +88,15 @@ def open_context(name: str) -> Any:
 
 
 def _open_error(name: str, number: int) -> Exception:
-    path = _device_file(name)
-    if path is not None and not os.access(path, os.R_OK | os.W_OK):
-        from ndpy.verbs import distribution
-
-        mode = stat.filemode(path.stat().st_mode)
-        return errors.PermissionError(
-            f"{system_files.shown(path)} ({mode}) may not be opened by uid {os.getuid()}; add the user to the group that owns it, or take "
-            f"rdma-core, whose udev rules open it to all ({distribution.read().install(distribution.RULES)})",
-            operation="ibv_open_device",
-            native=number,
-        )
-    return errors.from_errno("ibv_open_device", number, f"{name} cannot be opened: {os.strerror(number)}")
-
-
-def _device_file(name: str) -> Path | None:
-    folder = system_files.path("/sys/class/infiniband_verbs")
-    for entry in system_files.names(folder, "uverbs*"):
-        if system_files.read(folder / entry / "ibdev") == name:
-            return system_files.path("/dev/infiniband", entry)
-    return None
+    file = next((file for file in device_files.all_files() if file.adapter == name), None)
+    if file is None or file.error is None:
+        return errors.from_errno("ibv_open_device", number, f"{name} cannot be opened: {os.strerror(number)}")
+    reason, remedy = device_files.why_refused(file)
+    return errors.from_errno(
+        "ibv_open_device",
+        file.error.errno or number,
+        f"{name} is {system_files.shown(file.place)}, and {reason}; {remedy}",
+    )
 
 
 _DEFAULT_PKEY = 0xFFFF
@@ -167,6 +155,8 @@ def explain_absence(name: str) -> None:
     for wanted in (name, name.rpartition(":")[0]):
         if wanted in names:
             _examine(wanted)
+        if reason := device_files.why_unlisted(wanted):
+            raise errors.AdapterNotFoundError(f"no adapter {name!r}: {reason}")
 
 
 def _examine(name: str) -> AdapterInfo:
@@ -630,25 +620,3 @@ def _try_to_create(domain: Any, queue: Any, size: int, kind: int = lib.IBV_QPT_R
         return None
     lib.ibv_destroy_qp(queue_pair)
     return int(request.cap.max_inline_data)
-
-
-def why_no_adapter() -> str:
-    """Say what is missing on a machine without verbs devices, and what to do."""
-    hint = softverbs.hint()
-    return _missing() + (f"; or, without an adapter, {hint}" if hint else "")
-
-
-def _missing() -> str:
-    names = ", ".join(system_files.names(system_files.path("/sys/class/infiniband")))
-    if not names:
-        return (
-            "the kernel has no RDMA device: for a card, load its driver (lspci shows the card, `modprobe mlx5_ib` or the "
-            "like loads it); without one, `ndpy softroce up` makes one in software, and `ndpy softroce run -- COMMAND` runs "
-            "a command in a small machine that has one"
-        )
-    if not system_files.names(system_files.path("/dev/infiniband"), "uverbs*"):
-        return f"the kernel has {names}, but no /dev/infiniband/uverbs*: run `modprobe ib_uverbs rdma_ucm`"
-    from ndpy.verbs import distribution
-
-    remedy = distribution.read().install(distribution.LIBIBVERBS)
-    return f"the kernel has {names}, but libibverbs has no driver for it: {remedy}"

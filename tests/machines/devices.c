@@ -33,11 +33,19 @@ static struct device {
 static struct ibv_gid_entry gids[MOST_GIDS];
 static int gid_device[MOST_GIDS];
 static int count, gid_count;
+static char printed[4096];
 
 void machine_clear(void)
 {
     memset(table, 0, sizeof table);
     count = gid_count = 0;
+    printed[0] = 0;
+}
+
+/* What ibv_get_device_list() prints to standard error. */
+void machine_print(const char *lines)
+{
+    snprintf(printed, sizeof printed, "%s", lines);
 }
 
 /* Add a device. Returns 0 if the table is full. The errors are what the calls fail with, 0 for none. */
@@ -103,6 +111,7 @@ struct ibv_device **ibv_get_device_list(int *found)
     static struct ibv_device *list[MOST_DEVICES + 1];
     int i;
 
+    fputs(printed, stderr);
     for (i = 0; i < count; i++)
         list[i] = &table[i].ibv;
     list[i] = NULL;

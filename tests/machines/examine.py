@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import errno
 import json
 import os
 import shutil
@@ -24,7 +23,7 @@ from machine import Machine, all_machines, settled
 
 import ndpy
 from ndpy import addresses, platforms, system_files
-from ndpy.doctor import findings, linux, linux_link, linux_system, recording
+from ndpy.doctor import findings, linux, linux_link, recording
 from ndpy.info import AdapterInfo, as_named, port_in_use
 from ndpy.routes import find_route
 from ndpy.verbs import adapter_info, native_calls
@@ -210,19 +209,15 @@ def on(
     machine.enter_namespace(libc)
     adapter_info._probed.clear()
     refusal = _refuse(machine, root)
-    # Modes of files can refuse access; a control group does not.
-    refused = {f"{root}{name}" for name, number in machine.refused.items() if number == errno.EACCES}
-    access = os.access
     with contextlib.ExitStack() as stack:
         stack.enter_context(system_files.below(root))
         for module, name, value in (
             (linux, "examine_apart", _examine_here),
             (linux, "examine_softverbs", list),
-            (linux_system, "refusal", refusal),
+            (system_files, "refusal", refusal),
             (recording, "refusal", refusal),
             (linux_link, "pause_frames", lambda netdev: None),
             (linux_link, "flow_control", lambda netdev: None),
-            (os, "access", lambda path, mode: str(path) not in refused and access(path, mode)),
             (os, "geteuid", lambda: machine.user),
             (os, "getuid", lambda: machine.user),
         ):

@@ -73,6 +73,7 @@ class Machine:
         self.interfaces = {item.words[1]: item for item in top.all("interface")}
         self.routes = [item.rest for item in top.all("route")]
         self.destinations = [item.rest for item in top.all("destination")]
+        self.printed = [item.rest for item in top.all("prints")]
         self.user = next((int(item.words[1]) for item in top.all("user")), 0)
         self.unsettled = [item.rest for item in top.all("unsettled")]
         self.files: dict[str, str] = {}
@@ -195,6 +196,7 @@ class Machine:
     def give_devices(self, library: ctypes.CDLL) -> None:
         """Put the devices into the library's table."""
         library.machine_clear()
+        library.machine_print("".join(f"{line}\n" for line in self.printed).encode())
         for name, device in self.listed():
             added = library.machine_add_device(
                 name.encode(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -22,9 +23,9 @@ from ndpy.doctor.findings import Finding, Verdict, examine, examine_apart, passe
 if sys.platform != "linux":
     pytest.skip("the machines faked here are Linux's", allow_module_level=True)
 
-from ndpy.doctor import linux, linux_system, recording
+from ndpy.doctor import linux, linux_drivers, linux_system, recording
 from ndpy.doctor.linux_system import examine_control_groups
-from ndpy.verbs import distribution
+from ndpy.verbs import device_files, distribution
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KERNEL = "6.1.0-test"
@@ -293,6 +294,7 @@ def test_no_driver_at_all_names_the_package(tree):
     ("files", "state"),
     [
         ({"sys/module/ib_uverbs/refcnt": "0"}, "loaded"),
+        ({"sys/class/infiniband_verbs/abi_version": "6"}, "loaded"),
         ({f"lib/modules/{KERNEL}/modules.builtin": "kernel/drivers/infiniband/core/ib_uverbs.ko\n"}, "loaded"),
         ({f"lib/modules/{KERNEL}/modules.dep": "kernel/drivers/infiniband/core/ib_uverbs.ko.xz: x.ko\n"}, "available"),
         ({f"lib/modules/{KERNEL}/modules.dep": "kernel/other.ko: kernel/core/ib_uverbs.ko.xz\n"}, "absent"),
@@ -362,10 +364,170 @@ def test_without_device_files_a_container_needs_them_given(tree):
 
 
 def test_without_device_files_a_machine_with_an_adapter_needs_modules(tree):
-    found = one(on(tree(ADAPTER), linux_system.examine_device_files))
+    files = {"sys/class/infiniband/mlx5_0/node_type": "1: CA"}
+    found = one(on(tree(files), linux_system.examine_device_files))
     assert found.verdict is Verdict.FAIL
     assert "mlx5_0" in found.message
     assert "modprobe -a ib_uverbs rdma_ucm" in found.remedy
+
+
+def test_without_device_files_although_the_modules_are_loaded_dev_needs_them(tree):
+    found = one(on(tree({**ADAPTER, "sys/module/rdma_ucm/refcnt": "0"}), linux_system.examine_device_files))
+    assert found.verdict is Verdict.FAIL
+    assert "modprobe" not in found.remedy and "PrivateDevices=no" in found.remedy
+
+
+HOST_OF_EIGHT = {f"sys/class/infiniband/mlx5_{i}/node_type": "1: CA" for i in range(8)} | {
+    f"sys/class/infiniband_verbs/uverbs{i}/ibdev": f"mlx5_{i}" for i in range(8)
+}
+POD = {
+    **HOST_OF_EIGHT,
+    "proc/self/environ": "KUBERNETES_SERVICE_HOST=10.0.0.1\0",
+    "dev/infiniband/uverbs3": "",
+    "dev/infiniband/rdma_cm": "",
+}
+
+
+def refuse(monkeypatch, numbers: dict[str, int]) -> None:
+    """Let opening the device files of these names fail, as for a user or in a control group without the right."""
+    opens = system_files.refusal
+
+    def refusal(place: Path) -> OSError | None:
+        number = numbers.get(place.name)
+        return opens(place) if number is None else OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(system_files, "refusal", refusal)
+
+
+def test_what_a_pod_was_given_passes_and_what_belongs_to_others_is_a_remark(tree):
+    findings = on(tree(POD), linux_system.examine_device_files)
+    assert [finding.check for finding in findings] == [
+        "/dev/infiniband/uverbs3",
+        "other adapters",
+        "/dev/infiniband/rdma_cm",
+    ]
+    assert verdicts(findings) == {"PASS"}
+    assert "mlx5_0, mlx5_1, mlx5_2, mlx5_4, mlx5_5, mlx5_6, mlx5_7" in named(findings, "other adapters").message
+
+
+def test_files_that_a_control_group_forbids_belong_to_others(tree, monkeypatch):
+    refuse(monkeypatch, {f"uverbs{i}": errno.EPERM for i in range(8) if i != 3})
+    files = {f"dev/infiniband/uverbs{i}": "" for i in range(8)}
+    findings = on(tree({**POD, **files}), linux_system.examine_device_files)
+    assert verdicts(findings) == {"PASS"}
+    assert "mlx5_7" in named(findings, "other adapters").message
+
+
+def test_without_a_file_that_opens_those_that_a_control_group_forbids_are_failures(tree, monkeypatch):
+    refuse(monkeypatch, {f"uverbs{i}": errno.EPERM for i in range(8)})
+    files = {f"dev/infiniband/uverbs{i}": "" for i in range(8)}
+    findings = on(tree({**HOST_OF_EIGHT, **FILES, **files}), linux_system.examine_device_files)
+    assert named(findings, "/dev/infiniband/uverbs7").verdict is Verdict.FAIL
+    assert "DeviceAllow=" in named(findings, "/dev/infiniband/uverbs7").remedy
+
+
+def test_files_that_this_user_may_not_open_are_a_warning_beside_one_that_it_may(tree, monkeypatch):
+    refuse(monkeypatch, {f"uverbs{i}": errno.EACCES for i in range(8) if i != 3})
+    files = {f"dev/infiniband/uverbs{i}": "" for i in range(8)}
+    findings = on(tree({**POD, **files}), linux_system.examine_device_files)
+    assert named(findings, "/dev/infiniband/uverbs0").verdict is Verdict.WARN
+    assert named(findings, "/dev/infiniband/uverbs3").verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("which", ["mlx5_5", "mlx5_5:1"])
+def test_an_adapter_of_others_that_is_named_fails_alone(tree, which):
+    findings = on(tree(POD), lambda: linux_system.examine_device_files(which))
+    assert [finding.check for finding in findings] == ["/dev/infiniband/uverbs5", "/dev/infiniband/rdma_cm"]
+    found = named(findings, "/dev/infiniband/uverbs5")
+    assert found.verdict is Verdict.FAIL
+    assert "resources" in found.remedy and "modprobe" not in found.remedy
+
+
+def test_a_broken_device_file_fails_beside_one_that_opens(tree, monkeypatch):
+    refuse(monkeypatch, {"uverbs5": errno.EIO})
+    findings = on(tree({**POD, "dev/infiniband/uverbs5": ""}), linux_system.examine_device_files)
+    assert named(findings, "/dev/infiniband/uverbs5").verdict is Verdict.FAIL
+    assert "dmesg" in named(findings, "/dev/infiniband/uverbs5").remedy
+
+
+def test_a_container_is_told_to_take_its_own_device_only(tree):
+    findings = on(tree({**ADAPTER, ".dockerenv": ""}), linux_system.examine_device_files)
+    assert one(findings).remedy == "docker run --device=/dev/infiniband/uverbs0 --device=/dev/infiniband/rdma_cm"
+    several = on(tree({**HOST_OF_EIGHT, ".dockerenv": ""}), linux_system.examine_device_files)
+    assert "--device=/dev/infiniband/uverbsN " in one(several).remedy
+    assert "uverbs7 is mlx5_7" in one(several).remedy
+
+
+def test_a_container_without_rdma_cm_is_told_to_take_it(tree):
+    findings = on(tree({**ADAPTER, ".dockerenv": "", "dev/infiniband/uverbs0": ""}), linux_system.examine_device_files)
+    assert named(findings, "/dev/infiniband/rdma_cm").remedy == "docker run --device=/dev/infiniband/rdma_cm"
+
+
+def test_why_an_adapter_that_is_asked_for_is_not_listed(tree):
+    with system_files.below(tree(POD)):
+        assert "mlx5_5" not in device_files.why_unlisted("mlx5_3")
+        said = device_files.why_unlisted("mlx5_5")
+        assert "/dev/infiniband/uverbs5" in said and "resources" in said
+        assert device_files.why_unlisted("mlx5_9") == ""
+
+
+# What libibverbs lists.
+
+
+MISFIT = (
+    "libibverbs: Warning: Driver bnxt_re does not support the kernel ABI of {kernel} (supports 1 to 6) for device "
+    "/sys/class/infiniband/bnxt_re0\n"
+)
+
+
+def list_with(monkeypatch, printed: str, devices: list[str]) -> linux_drivers.Listed:
+    """List devices while the library prints to standard error."""
+
+    def device_names() -> list[str]:
+        os.write(2, printed.encode())
+        return devices
+
+    monkeypatch.setattr(linux_drivers, "device_names", device_names)
+    return linux_drivers.list_devices()
+
+
+def of_bnxt(tree) -> Path:
+    files = {"sys/class/infiniband/bnxt_re0/node_type": "1: CA", "sys/class/infiniband_verbs/uverbs0/ibdev": "bnxt_re0"}
+    return tree({**files, **FILES, "etc/os-release": "ID=debian\n"})
+
+
+@pytest.mark.parametrize(("kernel", "which"), [(8, "is newer than"), (0, "is older than")])
+def test_a_driver_for_another_abi_is_told_with_the_numbers(tree, monkeypatch, kernel, which):
+    with system_files.below(of_bnxt(tree)):
+        listed = list_with(monkeypatch, MISFIT.format(kernel=kernel), [])
+        found = one(linux_drivers.examine_unlisted(listed, device_files.all_files(), ""))
+    assert (found.check, found.verdict) == ("bnxt_re0", Verdict.FAIL)
+    assert "bnxt_re knows versions 1 to 6" in found.message and f"which has version {kernel}" in found.message
+    assert which in found.remedy and "apt-get install" not in found.remedy
+
+
+def test_a_driver_for_another_abi_is_a_warning_beside_an_adapter_that_works(tree, monkeypatch):
+    with system_files.below(of_bnxt(tree)):
+        listed = list_with(monkeypatch, MISFIT.format(kernel=8), ["mlx5_0"])
+        assert one(linux_drivers.examine_unlisted(listed, device_files.all_files(), "")).verdict is Verdict.WARN
+        assert one(linux_drivers.examine_unlisted(listed, device_files.all_files(), "bnxt_re0")).verdict is Verdict.FAIL
+        assert list(linux_drivers.examine_unlisted(listed, device_files.all_files(), "mlx5_0")) == []
+
+
+def test_a_driver_that_does_not_fit_a_device_of_another_driver_is_nothing(tree, monkeypatch, capfd):
+    with system_files.below(of_bnxt(tree)):
+        listed = list_with(monkeypatch, MISFIT.format(kernel=8) + "other words\n", ["bnxt_re0"])
+        assert list(linux_drivers.examine_unlisted(listed, device_files.all_files(), "")) == []
+    # What is not understood is left to the reader.
+    assert capfd.readouterr().err == "other words\n"
+
+
+def test_a_libibverbs_for_another_kernel_is_told(tree, monkeypatch):
+    words = "libibverbs: Fatal: kernel ABI version 7 doesn't match library version 6.\n"
+    with system_files.below(of_bnxt(tree)):
+        listed = list_with(monkeypatch, words, [])
+    assert listed.general is not None
+    assert "version 6" in listed.general[0] and "version 7" in listed.general[0]
 
 
 def test_only_rdma_cm_is_no_adapter(tree):
@@ -548,7 +710,7 @@ def test_huge_pages(tree, total, free, verdict):
         {".dockerenv": ""},
         {"run/.containerenv": ""},
         {"proc/1/environ": "PATH=/bin\0container=lxc\0"},
-        {"proc/self/cgroup": "0::/kubepods/pod1/2\n"},
+        {"proc/self/cgroup": "0::/system.slice/docker/2\n"},
     ],
 )
 def test_a_container_is_told_what_it_lacks(tree, files):
@@ -557,6 +719,23 @@ def test_a_container_is_told_what_it_lacks(tree, files):
     assert found.verdict is Verdict.WARN
     assert "--device=/dev/infiniband" in found.remedy
     assert "--ulimit memlock=-1" in found.remedy
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"proc/self/cgroup": "0::/kubepods/pod1/2\n"},
+        {"proc/1/environ": "PATH=/bin\0KUBERNETES_SERVICE_HOST=10.0.0.1\0"},
+        {"proc/self/environ": "KUBERNETES_SERVICE_HOST=10.0.0.1\0"},
+        {"var/run/secrets/kubernetes.io/serviceaccount/token": ""},
+    ],
+)
+def test_a_pod_is_told_what_it_lacks(tree, files):
+    limits = {"proc/self/limits": "Max locked memory         65536 65536 bytes\n"}
+    found = one(on(tree(files | limits), linux_system.examine_container))
+    assert found.verdict is Verdict.WARN
+    assert "resources" in found.remedy and "LimitMEMLOCK=infinity" in found.remedy
+    assert "docker" not in found.remedy
 
 
 def test_a_container_that_was_given_everything_passes(tree):

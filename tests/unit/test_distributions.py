@@ -14,7 +14,7 @@ if sys.platform != "linux":
 from ndpy import ProviderNotFoundError, system_files
 from ndpy.doctor import linux, linux_system
 from ndpy.softroce import SetupError, links, tools
-from ndpy.verbs import adapter_info, distribution, native_calls
+from ndpy.verbs import adapter_info, device_files, distribution, native_calls
 
 FOLDER = Path(__file__).with_name("distributions")
 RELEASE = "6.8.0-49-generic"
@@ -257,13 +257,13 @@ def test_doctor_in_a_container_does_not_take_its_distribution_for_the_hosts(here
 
 
 def test_doctor_on_a_device_file_that_is_closed_to_the_user(here, monkeypatch):
-    name, root, _ = here
+    name = here[0]
 
     def refuse(path, flags):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
-    check(linux_system._device_file(root / "dev/infiniband/uverbs0").remedy, name, "rules")
+    check(linux_system._device_file(device_files.look_at("uverbs0")).remedy, name, "rules")
 
 
 @pytest.mark.parametrize("library", ["libibverbs", "librdmacm"])
@@ -277,8 +277,9 @@ def test_opening_an_adapter_without_the_libraries(here, monkeypatch, library):
 
 
 def test_a_device_file_that_may_not_be_opened(here, monkeypatch, tmp_path):
-    monkeypatch.setattr(adapter_info, "_device_file", lambda device: tmp_path)
-    monkeypatch.setattr(adapter_info.os, "access", lambda path, mode: False)
+    refused = device_files.DeviceFile(tmp_path, "mlx5_0", OSError(13, "Permission denied"))
+    monkeypatch.setattr(device_files, "all_files", lambda: [refused])
+    monkeypatch.setattr(system_files, "shown", str)
     check(str(adapter_info._open_error("mlx5_0", 13)).rpartition("; ")[2], here[0], "rules")
 
 
@@ -286,7 +287,7 @@ def test_a_device_without_a_driver_in_user_space(here, monkeypatch):
     for file in ("sys/class/infiniband/mlx5_0/node_type", "dev/infiniband/uverbs0"):
         (here[1] / file).parent.mkdir(parents=True)
         (here[1] / file).touch()
-    check(adapter_info.why_no_adapter().partition(": ")[2], here[0], "libibverbs")
+    check(device_files.why_no_adapter().partition(": ")[2], here[0], "libibverbs")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from racing import Elsewhere
 
 import ndpy
 from ndpy import Access, Flags, Status, platforms, system_files
-from ndpy.doctor import linux
+from ndpy.doctor import linux, linux_drivers
 from ndpy.doctor.findings import Verdict
 from ndpy.memory import buffer_range
 from ndpy.verbs import adapter_info, allocation, completion_queue, native_calls
@@ -136,7 +136,7 @@ def test_no_active_port_at_all_is_a_finding(fake, monkeypatch):
     def active_port():
         return [found.verdict for found in linux.examine_devices() if found.check == "active port"]
 
-    monkeypatch.setattr(linux, "device_names", lambda: ["fake0"])
+    monkeypatch.setattr(linux_drivers, "device_names", lambda: ["fake0"])
     with fake.open():
         assert active_port() == []
         fake.settings.port_down = 1
@@ -146,7 +146,7 @@ def test_no_active_port_at_all_is_a_finding(fake, monkeypatch):
 def test_the_doctor_of_one_adapter_leaves_the_others_out(fake, monkeypatch):
     """The other one cannot be opened, which is no finding about this one."""
     fake.have_address()
-    monkeypatch.setattr(linux, "device_names", lambda: ["fake0", "broken0"])
+    monkeypatch.setattr(linux_drivers, "device_names", lambda: ["fake0", "broken0"])
     with fake.open() as adapter:
         names = {
             name: {found.check.split()[0] for found in linux.examine_devices(name)} - {"fork"}
@@ -471,10 +471,11 @@ def test_a_device_that_cannot_be_opened_says_why(fake, monkeypatch, tmp_path):
     monkeypatch.setattr(system_files, "_root", tmp_path)
     name.write_text("fake0\n")
     assert str(adapter_info._open_error("fake0", errno.ENODEV)).startswith("ibv_open_device: fake0 cannot be opened: ")
-    monkeypatch.setattr(os, "access", lambda path, mode: path != file or mode != os.R_OK | os.W_OK)
+    monkeypatch.setattr(system_files, "refusal", lambda place: OSError(errno.EACCES, "Permission denied"))
     refused = adapter_info._open_error("fake0", errno.EACCES)
     assert isinstance(refused, ndpy.PermissionError)
-    assert f"/dev/infiniband/uverbs0 (-rw-------) may not be opened by uid {os.getuid()}" in str(refused)
+    assert "fake0 is /dev/infiniband/uverbs0, and it cannot be opened" in str(refused)
+    assert f"by uid {os.geteuid()}: Permission denied (-rw-------)" in str(refused)
     assert str(tmp_path) not in str(refused)
     assert refused.native == errno.EACCES
     name.write_text("other0\n")

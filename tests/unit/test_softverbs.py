@@ -29,7 +29,7 @@ from ndpy.cli import soft as command
 from ndpy.doctor import describe_link, linux
 from ndpy.doctor.findings import Verdict
 from ndpy.quirks import Quirk
-from ndpy.verbs import adapter_info, endpoint, native_calls, softverbs
+from ndpy.verbs import adapter_info, device_files, endpoint, native_calls, softverbs
 from ndpy.verbs.interfaces import Place
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,7 +186,7 @@ def test_without_them_nothing_advises_to_use_it(monkeypatch, place):
     monkeypatch.setattr(softverbs, "folder", lambda: folder(place))
     assert softverbs.hint() == ""
     assert softverbs.describe_unlisted() == {}
-    assert "soft0" not in adapter_info.why_no_adapter()
+    assert "soft0" not in device_files.why_no_adapter()
 
 
 def test_a_library_that_cannot_be_loaded_is_named(bare, unusable):
@@ -353,7 +353,7 @@ def test_its_link_is_what_the_machine_has(bare, soft):
 
 def test_a_machine_without_an_adapter_is_told_of_it(soft, monkeypatch, tmp_path):
     monkeypatch.setattr(system_files, "_root", tmp_path)
-    why = adapter_info.why_no_adapter()
+    why = device_files.why_no_adapter()
     assert "NDPY_ADAPTER=soft0" in why and "`ndpy smoke soft0`" in why
     with pytest.raises(ndpy.AdapterNotFoundError, match=r"this machine has no RDMA adapter; .*NDPY_ADAPTER=soft0"):
         platforms.choose([], None)
