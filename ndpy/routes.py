@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import ipaddress
 import os
@@ -60,6 +61,7 @@ def find_route(
     destination: tuple[Any, ...],
     ask_interfaces: Callable[[], Interfaces],
     operation: str = "connect",
+    ask_addresses: Callable[[], Sequence[str]] | None = None,
 ) -> Route:
     """Choose the address of this side for a connection or for datagrams.
 
@@ -74,26 +76,28 @@ def find_route(
         destination: a socket address of this family.
         ask_interfaces: returns the addresses of the machine's interfaces.
         operation: the public call, for the error.
+        ask_addresses: returns the addresses that the adapter has by now. It may have got some since it was described.
     Raises:
         AddressUnreachableError: the adapter has none of these. The message says what the routes choose.
     """
     wanted = plain_address(destination[0])
-    own = [
-        entry for entry in map(_parse, info.addresses) if entry is not None and entry.address.version == wanted.version
-    ]
+    own = _of_version(info.addresses, wanted.version)
+    needs_scope = family == socket.AF_INET6 and reach(wanted) is Reach.LINK_LOCAL and not destination[3]
+    chosen, number = (None, 0) if needs_scope else _ask(family, destination)
+    if ask_addresses is not None and not _have(own, chosen):
+        info = dataclasses.replace(info, addresses=tuple(dict.fromkeys([*ask_addresses(), *info.addresses])))
+        own = _of_version(info.addresses, wanted.version)
     if not own:
         raise errors.AddressUnreachableError(
             f"{info.name} has no IPv{wanted.version} address to reach {destination[0]} from; its addresses are "
             f"{', '.join(info.addresses) or 'none'}",
             operation=operation,
         )
-    if family == socket.AF_INET6 and reach(wanted) is Reach.LINK_LOCAL and not destination[3]:
+    if needs_scope:
         destination = (*destination[:3], _only_scope(info.name, own, destination[0], operation))
-    chosen, number = _ask(family, destination)
-    if chosen is not None:
-        for entry in own:
-            if entry.address == chosen.address and entry.scope == chosen.scope:
-                return Route(entry.host, destination)
+        chosen, number = _ask(family, destination)
+    if found := _have(own, chosen):
+        return Route(found.host, destination)
     scope = destination[3] if family == socket.AF_INET6 else 0
     interfaces = ask_interfaces()
     for entry in _others(own, family, destination, wanted, scope, chosen, interfaces):
@@ -103,6 +107,15 @@ def find_route(
         operation=operation,
         native=number if sys.platform == "linux" else 0,
     )
+
+
+def _of_version(addresses: Sequence[str], version: int) -> list[_Own]:
+    return [entry for entry in map(_parse, addresses) if entry is not None and entry.address.version == version]
+
+
+def _have(own: Sequence[_Own], chosen: _Own | None) -> _Own | None:
+    """The one of these that is the address that the system chose, if there is one."""
+    return next((entry for entry in own if chosen is not None and entry[1:] == chosen[1:]), None)
 
 
 def _parse(host: str) -> _Own | None:

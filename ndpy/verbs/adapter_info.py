@@ -8,9 +8,12 @@ import errno
 import ipaddress
 import mmap
 import os
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from ndpy import errors, system_files
 from ndpy.addresses import Reach, reach
@@ -451,6 +454,22 @@ def _addresses_of_softverbs() -> list[str]:
     # A program without a network has loopback, which needs no interface to be named.
     order = (Reach.ROUTABLE, Reach.LOOPBACK, Reach.LINK_LOCAL)
     return sorted(hosts, key=lambda host: order.index(reach(host)))
+
+
+def addresses_now(info: AdapterInfo) -> tuple[str, ...]:
+    """The addresses that an adapter has by now. They come and go while it is open. Those that were asked for stay."""
+    if info.asked_for:
+        return info.addresses
+    if info.name == softverbs.NAME:
+        return tuple(dict.fromkeys(_addresses_of_softverbs()))
+    own = {interface.name for port in info.ports for interface in port.interfaces}
+    found = [
+        entry.address
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if name in own and entry.family in (socket.AF_INET, socket.AF_INET6)
+    ]
+    return tuple(sorted(dict.fromkeys(found), key=reach))
 
 
 def _addresses(ports: Iterable[PortInfo]) -> list[str]:

@@ -15,6 +15,7 @@ import psutil
 from ndpy import errors
 from ndpy.addresses import resolve
 from ndpy.routes import Route, find_route
+from ndpy.verbs.adapter_info import addresses_now
 from ndpy.verbs.addresses import pack_address
 from ndpy.verbs.native_calls import ffi, lib, text
 
@@ -70,7 +71,8 @@ class ManagerClient(abc.ABC):
 
 def route_of(adapter: VerbsAdapter, family: int, destination: tuple[Any, ...], operation: str) -> Route:
     """find_route() from an adapter."""
-    return find_route(adapter.info, family, destination, psutil.net_if_addrs, operation)
+    info = adapter.info
+    return find_route(info, family, destination, psutil.net_if_addrs, operation, lambda: addresses_now(info))
 
 
 class Way(NamedTuple):

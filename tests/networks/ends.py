@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import threading
@@ -13,6 +14,7 @@ from ndpy import aio
 LIMIT_S = 30.0
 _MESSAGE = b"over the network" * 200
 _open: list[object] = []
+_early: list[ndpy.Adapter] = []
 
 
 def addresses(which: str = "soft0") -> list[str]:
@@ -87,7 +89,8 @@ def exchange(host: str, port: int, source: str | None = None, timeout_s: float =
 
     source: the local address to bind to. Without it the routes decide.
     """
-    with ndpy.open_adapter("soft0") as adapter:
+    with contextlib.ExitStack() as stack:
+        adapter = _early[0] if _early else stack.enter_context(ndpy.open_adapter("soft0"))
         queue, queue_pair, region = _ready_queue_pair(adapter)
         connector = adapter.create_connector()
         try:
@@ -103,6 +106,11 @@ def exchange(host: str, port: int, source: str | None = None, timeout_s: float =
                 thing.close()
         assert own is not None and peer is not None
         return own[0], peer[0]
+
+
+def open_early() -> None:
+    """exchange() uses this adapter from now on."""
+    _early.append(ndpy.open_adapter("soft0"))
 
 
 def refusal(host: str, port: int, timeout_s: float) -> tuple[str, str]:
