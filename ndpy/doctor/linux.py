@@ -23,7 +23,7 @@ from ndpy.placement import placement_warning
 from ndpy.quirks import Quirk, differences
 from ndpy.system_files import names, path, read, read_number
 from ndpy.verbs import device_files, distribution, softverbs
-from ndpy.verbs.adapter_info import describe, open_context
+from ndpy.verbs.adapter_info import SILENT, describe, open_context
 from ndpy.verbs.interfaces import is_up
 from ndpy.verbs.native_calls import LIBRARIES, has_symbol, lib, load
 
@@ -224,6 +224,9 @@ def examine_adapter(info: AdapterInfo) -> Iterator[Finding]:
         )
     for port in info.ports:
         check = f"{info.name} port {port.number}"
+        if port.link_layer == SILENT:
+            yield failed(check, "it does not answer", "look at the kernel's log (dmesg) for what the driver says")
+            continue
         yield _state(check, port)
         if port.link_layer == "unspecified":
             continue

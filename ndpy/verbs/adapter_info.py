@@ -38,6 +38,8 @@ _STATES = {
     lib.IBV_PORT_ACTIVE_DEFER: "active",
 }
 _LINK_LAYERS = {lib.IBV_LINK_LAYER_INFINIBAND: "InfiniBand", lib.IBV_LINK_LAYER_ETHERNET: "Ethernet"}
+#: The link layer of a port that does not answer.
+SILENT = "unknown"
 _RXE_VENDOR = 0xFFFFFF
 _SIW_VENDOR = 0x626D74
 
@@ -175,11 +177,9 @@ def describe(context: Any, name: str) -> AdapterInfo:
     attributes = ffi.new("struct ibv_device_attr *")
     check("ibv_query_device", lib.ibv_query_device(context, attributes), f"{name} does not answer")
     iwarp = _is_iwarp(name)
-    places = (
-        Place(folder_of(name), number, attributes.phys_port_cnt) for number in range(1, attributes.phys_port_cnt + 1)
-    )
-    ports = tuple(_port(context, name, place, iwarp) for place in places)
-    best = next((port for port in ports if port.state == "active"), ports[0])
+    ports = _ports(context, name, attributes.phys_port_cnt, iwarp)
+    answering = [port for port in ports if port.link_layer != SILENT]
+    best = next((port for port in answering if port.state == "active"), answering[0])
     probed = _probe(context, name, attributes)
     transport = "iWARP" if iwarp else TRANSPORTS[best.link_layer]
     driver = _driver(name, attributes.vendor_id)
@@ -329,6 +329,21 @@ def _numa_node(name: str, ports: Iterable[PortInfo]) -> int | None:
         if node is not None:
             return node
     return None
+
+
+def _ports(context: Any, name: str, count: int, iwarp: bool) -> tuple[PortInfo, ...]:
+    """The ports. One that does not answer must not keep the program from the others. Raises if none answers."""
+    ports = []
+    failures: list[errors.NdpyError] = []
+    for number in range(1, count + 1):
+        try:
+            ports.append(_port(context, name, Place(folder_of(name), number, count), iwarp))
+        except errors.NdpyError as failure:
+            failures.append(failure)
+            ports.append(PortInfo(number, "unknown", SILENT, 0, 0, 0, None, ()))
+    if failures and len(failures) == len(ports):
+        raise failures[0]
+    return tuple(ports)
 
 
 def _port(context: Any, name: str, place: Place, iwarp: bool) -> PortInfo:
