@@ -105,7 +105,9 @@ def listening_addresses(addresses: Sequence[str], address: Address) -> list[Addr
     those that come later. The wildcard of IPv6 is one for IPv4 too.
     """
     host, port = check_address(address)
-    if host not in ("", "*") or len(addresses) == 1:
+    if host in ("", "*") and len(addresses) == 1:
+        return [(addresses[0], port)]
+    if host not in ("", "*"):
         return [listening_address(addresses, (host, port))]
     if any(reach(entry) is Reach.LOOPBACK for entry in addresses):
         return [("::" if any(":" in entry for entry in addresses) else "0.0.0.0", port)]
