@@ -185,16 +185,59 @@ _BY_ERRNO: dict[int, type[ProviderError]] = {
 def from_errno(operation: str, number: int, message: str = "") -> ProviderError:
     """Create the exception for an errno. An errno that is not in _BY_ERRNO becomes a plain ProviderError.
 
-    A shortage of file descriptors is told as such, whatever the message is.
+    message: what failed. The reason that the errno stands for, and what to do about it, follow.
     """
     number = abs(number)
-    if number in (_errno.EMFILE, _errno.ENFILE):
-        message = _no_descriptor(number)
-    elif number == _errno.ENOMEM and not message:
-        message = "the adapter or the system has no memory left for it; close what is not needed, or make it smaller"
+    reason = _reason(number)
+    return with_errno(operation, number, f"{message}: {reason}" if message else reason)
+
+
+def with_errno(operation: str, number: int, message: str) -> ProviderError:
+    """Create the exception for an errno with a message that says the reason."""
+    return _BY_ERRNO.get(number, ProviderError)(message, operation=operation, native=number)
+
+
+def not_finished(operation: str, timeout_s: float) -> TimeoutError:
+    """The error for a wait that has lasted its time. A process without a free file descriptor cannot take connections."""
+    message = f"not finished within {timeout_s:g} s"
+    try:
+        _os.close(_os.open(_os.devnull, _os.O_RDONLY))
+    except OSError as error:
+        if error.errno in (_errno.EMFILE, _errno.ENFILE):
+            message += f"; {_no_descriptor(error.errno)}"
+    return TimeoutError(message, operation=operation)
+
+
+#: What this machine or this process lacks, wherever a call fails so.
+SHORTAGES = (_errno.EMFILE, _errno.ENFILE, _errno.ENOMEM, _errno.ENOBUFS)
+
+
+def _reason(number: int) -> str:
     if not number:
-        message = message or "the driver's library refused and gave no reason; the kernel's log may have one"
-    return _BY_ERRNO.get(number, ProviderError)(message or _os.strerror(number), operation=operation, native=number)
+        return "the driver's library refused and gave no reason; the kernel's log may have one"
+    if number in (_errno.EMFILE, _errno.ENFILE):
+        return _no_descriptor(number)
+    if number == _errno.ENOMEM:
+        return f"the adapter or the system has no memory left for it{_pinned()}; close what is not needed, or make it smaller"
+    if number == _errno.ENOBUFS:
+        return "the system has no buffers left for it; close what is not needed, or try again later"
+    if number == _errno.EPERM:
+        return (
+            f"{_os.strerror(number)}; look for a rule of the firewall, a seccomp profile or control group of the container, or a "
+            "capability that is missing"
+        )
+    return _os.strerror(number)
+
+
+def _pinned() -> str:
+    """The limit of pinned memory, which queues of many adapters count against."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    except (ImportError, AttributeError):
+        return ""
+    return f", or its queues do not fit into RLIMIT_MEMLOCK, {limit} bytes" if 0 <= limit < 1 << 30 else ""
 
 
 def _no_descriptor(number: int) -> str:

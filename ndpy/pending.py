@@ -12,7 +12,7 @@ from concurrent.futures._base import FINISHED, RUNNING
 from typing import Any, TypeVar, cast
 
 from ndpy._core import Uncopied
-from ndpy.errors import CanceledError, ClosedError, TimeoutError
+from ndpy.errors import CanceledError, ClosedError, TimeoutError, not_finished
 from ndpy.forking import in_child
 from ndpy.timeouts import timeout
 from ndpy.unraisable import must_propagate, report
@@ -84,8 +84,8 @@ class Pending(Uncopied, concurrent.futures.Future[T]):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.done():
             left_s = None if deadline is None else min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
-            if left_s is not None and left_s <= 0:
-                raise TimeoutError(f"not finished within {timeout_s:g} s", operation=self._operation)
+            if timeout_s is not None and left_s is not None and left_s <= 0:
+                raise not_finished(self._operation, timeout_s)
             with self._condition:
                 if not self.done():
                     self._condition.wait(left_s)
@@ -285,4 +285,4 @@ async def await_or_cancel(pending: Pending[T], timeout_s: float | None) -> T:
             raise
     finally:
         timer.cancel()
-    raise TimeoutError(f"not finished within {timeout_s:g} s", operation=pending._operation)
+    raise not_finished(pending._operation, timeout_s)

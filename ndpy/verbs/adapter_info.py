@@ -7,7 +7,6 @@ import dataclasses
 import errno
 import ipaddress
 import mmap
-import os
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -94,10 +93,10 @@ def open_context(name: str) -> Any:
 
 def _open_error(name: str, number: int) -> Exception:
     file = next((file for file in device_files.all_files() if file.adapter == name), None)
-    if file is None or file.error is None:
-        return errors.from_errno("ibv_open_device", number, f"{name} cannot be opened: {os.strerror(number)}")
+    if file is None or file.error is None or file.error.errno in errors.SHORTAGES:
+        return errors.from_errno("ibv_open_device", number, f"{name} cannot be opened")
     reason, remedy = device_files.why_refused(file)
-    return errors.from_errno(
+    return errors.with_errno(
         "ibv_open_device",
         file.error.errno or number,
         f"{name} is {system_files.shown(file.place)}, and {reason}; {remedy}",

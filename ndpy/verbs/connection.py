@@ -413,7 +413,9 @@ class VerbsConnector(Connector, ManagerClient):
 
     def _connect_error(self, number: int) -> errors.NdpyError:
         """The error for an rdma_connect() that failed with this errno."""
-        return self._way.unreachable(number) if number in _NO_ANSWER else errors.from_errno("connect", number)
+        if number in _NO_ANSWER:
+            return self._way.unreachable(number)
+        return errors.from_errno("connect", number, f"{self._target} cannot be reached")
 
     def _attempt_error(self, event: CmEvent) -> errors.NdpyError | None:
         """The error that the event reports. None if the event does not end the attempt."""
@@ -432,7 +434,7 @@ class VerbsConnector(Connector, ManagerClient):
         if kind == lib.RDMA_CM_EVENT_UNREACHABLE:
             return self._way.unreachable(number)
         if kind in (lib.RDMA_CM_EVENT_CONNECT_ERROR, lib.RDMA_CM_EVENT_DISCONNECTED):
-            if number == errno.ECONNREFUSED:
+            if number in (errno.ECONNREFUSED, *errors.SHORTAGES, errno.EPERM):
                 return self._way.unreachable(number)
             return errors.ConnectionAbortedError(
                 f"the connection to {self._target} broke while it was made", operation="connect", native=number

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import abc
 import errno
-import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
@@ -38,6 +37,7 @@ _UNRESOLVED = {
     errno.ETIMEDOUT: "no answer to address resolution; check the address, the link and `ip neigh`",
     errno.EINVAL: "the addresses of both ends do not fit together, or the route there is a blackhole; both are IPv4 or both "
     "IPv6, and a link-local one needs its interface, as in fe80::1%eth0",
+    errno.EACCES: "a route prohibits it; `ip route get` shows it",
     errno.EADDRNOTAVAIL: "the local address has gone; `ip address` shows those that there are",
 }
 
@@ -128,13 +128,13 @@ class Way(NamedTuple):
 
     def _unresolved(self, number: int) -> errors.NdpyError:
         """The error for an address or a route that could not be resolved."""
+        if number in errors.SHORTAGES:
+            return self.unreachable(number)
+        text = f"the way from {self.adapter.info.name} to {self.target} cannot be resolved"
         why = _UNRESOLVED.get(number)
-        text = (
-            f"the way from {self.adapter.info.name} to {self.target} cannot be resolved: {why or os.strerror(number)}"
-        )
-        if why is None and number:
+        if why is None:
             return errors.from_errno(self.operation, number, text)
-        return errors.AddressUnreachableError(text, operation=self.operation, native=number)
+        return errors.AddressUnreachableError(f"{text}: {why}", operation=self.operation, native=number)
 
     def nobody_listens(self, number: int) -> errors.NdpyError:
         return errors.ConnectionRefusedError(
@@ -154,8 +154,9 @@ class Way(NamedTuple):
                 "check the address, `ip neigh` and `ip route get`"
             )
             return errors.AddressUnreachableError(text, operation=self.operation, native=number)
-        if number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            return errors.from_errno(self.operation, number)
+        if number in (*errors.SHORTAGES, errno.EPERM, errno.EACCES):
+            # The attempt failed on this machine. Nobody was asked.
+            return errors.from_errno(self.operation, number, f"{self.target} cannot be reached")
         blocked = {"iWARP": ", or a firewall drops its TCP port", "RoCE": ", or UDP port 4791 is blocked"}
         return errors.TimeoutError(
             f"{self.target} does not answer; it is down, or has no RDMA adapter at that address"

@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import sys
+import types
 
 import pytest
 from deadlines import DEADLINE_S
@@ -18,6 +19,7 @@ if sys.platform != "linux":
 import resource
 
 from ndpy import errors
+from ndpy.verbs import manager
 from ndpy.verbs.native_calls import lib
 
 SERVER = ("127.0.0.1", 7471)
@@ -116,4 +118,38 @@ def test_an_adapter_without_a_descriptor_for_its_thread_names_the_limit(fake, mo
 def test_a_full_system_is_told_apart_from_a_full_process():
     assert "fs.file-max" in str(errors.from_errno("poller", errno.ENFILE))
     assert "fs.file-max" not in str(errors.from_errno("poller", errno.EMFILE, "whatever was tried"))
-    assert "whatever was tried" not in str(errors.from_errno("poller", errno.EMFILE, "whatever was tried"))
+    assert "whatever was tried: this process" in str(errors.from_errno("poller", errno.EMFILE, "whatever was tried"))
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EMFILE, "RLIMIT_NOFILE"),
+        (errno.ENFILE, "fs.file-max"),
+        (errno.ENOMEM, "no memory left"),
+        (errno.ENOBUFS, "no buffers left"),
+        (errno.EPERM, "firewall"),
+        (errno.EACCES, "Permission denied"),
+    ],
+)
+def test_an_attempt_that_this_machine_refuses_is_no_silence_of_the_peer(number, words):
+    adapter = types.SimpleNamespace(info=types.SimpleNamespace(name="fake0", transport="RoCE"))
+    way = manager.Way(adapter, "192.0.2.1 port 9", "connect")
+    for made in (way.unreachable(number), way._unresolved(number)):
+        assert not isinstance(made, ndpy.TimeoutError)
+        assert "192.0.2.1 port 9" in str(made) and f"{number} ({errno.errorcode[number]})" in str(made)
+    assert words in str(way.unreachable(number))
+    assert isinstance(way.unreachable(errno.ETIMEDOUT), ndpy.TimeoutError)
+
+
+def test_a_wait_without_a_free_descriptor_says_so():
+    assert "descriptor" not in str(errors.not_finished("get_request", 1.5))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Descriptors 0 to 2 are open, so that none below this limit is free.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        made = errors.not_finished("get_request", 1.5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert str(made).startswith("get_request: not finished within 1.5 s; this process has no file descriptor left")
+    assert "RLIMIT_NOFILE is 3" in str(made)

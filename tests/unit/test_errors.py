@@ -90,8 +90,11 @@ def test_unknown_numbers_pass_through(number):
     assert str(abs(number)) in str(made)
 
 
-def test_an_errno_is_told_in_the_callers_words_or_the_systems():
-    assert errors.from_errno("x", errno.ENOMEM, "the adapter is full").message == "the adapter is full"
+def test_what_failed_is_followed_by_the_reason():
+    assert errors.from_errno("x", errno.EBUSY, "no window").message == f"no window: {os.strerror(errno.EBUSY)}"
+    assert errors.from_errno("x", errno.ENOMEM, "no window").message.startswith(
+        "no window: the adapter or the system has"
+    )
     assert errors.from_errno("x", errno.EBUSY).message == os.strerror(errno.EBUSY)
 
 
