@@ -15,7 +15,7 @@ from pathlib import Path
 from ndpy.addresses import Reach, reach
 from ndpy.doctor.findings import Finding, examine, examine_apart, failed, passed, split_remedy, warned
 from ndpy.doctor.linux_drivers import examine_unlisted, list_devices
-from ndpy.doctor.linux_system import examine_system
+from ndpy.doctor.linux_system import examine_nofile, examine_system
 from ndpy.errors import NdpyError, ProviderNotFoundError
 from ndpy.flags import Capability
 from ndpy.info import AdapterInfo, Gid, PortInfo, as_named, port_in_use
@@ -48,10 +48,10 @@ def diagnose(adapter: str | None = None) -> list[Finding]:
     """Examine everything.
 
     adapter: a name or address, to leave out other adapters. If the environment asks for soft0, which needs nothing of the
-    system, only soft0 is examined.
+    system but file descriptors, only soft0 and their limit are examined.
     """
     if softverbs.is_asked_for():
-        return examine_apart(softverbs.NAME, __name__, "examine_softverbs")
+        return [*examine_apart(softverbs.NAME, __name__, "examine_softverbs"), *examine("open files", examine_nofile)]
     found = [
         *examine_apart("libraries", __name__, "examine_libraries"),
         *examine("drivers", examine_drivers),
@@ -203,7 +203,7 @@ def examine_softverbs() -> Iterator[Finding]:
         return
     what = f"the software adapter of this package works: {info.transport} over TCP, without a module of the kernel"
     if softverbs.is_asked_for():
-        what += "; it was asked for, so nothing else was examined"
+        what += "; it was asked for, so the kernel and its devices were not examined"
     else:
         what += f"; it is taken only by name: ndpy.open_adapter({name!r}), NDPY_ADAPTER={name}, or `ndpy soft run -- COMMAND`"
     yield passed(name, f"{what}; {', '.join(info.addresses) or 'no IP address'}")

@@ -17,7 +17,7 @@ from ndpy.flags import Access
 from ndpy.protection_domain import ProtectionDomain
 from ndpy.quirks import Quirk
 from ndpy.resource import _serials
-from ndpy.verbs import reserved_page, softverbs
+from ndpy.verbs import device_files, reserved_page, softverbs
 from ndpy.verbs.adapter_info import open_context
 from ndpy.verbs.addresses import bind_identifier, new_identifier
 from ndpy.verbs.clock import read_clock
@@ -117,13 +117,14 @@ class VerbsAdapter(Adapter):
 
     def _open_channel(self) -> Any:
         def explain(number: int) -> errors.ProviderError | None:
-            if self.info.name != softverbs.NAME and not system_files.path("/dev/infiniband/rdma_cm").exists():
-                return errors.UnsupportedError(
-                    "there is no /dev/infiniband/rdma_cm; run `modprobe rdma_ucm`",
-                    operation="open adapter",
-                    native=number,
-                )
-            return None
+            file = device_files.look_at("rdma_cm")
+            if self.info.name == softverbs.NAME or number in errors.SHORTAGES or file.error is None:
+                return None
+            reason, remedy = device_files.why_refused(file)
+            text = f"connections need {system_files.shown(file.place)}, and {reason}; {remedy}"
+            if isinstance(file.error, FileNotFoundError):
+                return errors.UnsupportedError(text, operation="open adapter", native=number)
+            return errors.with_errno("open adapter", file.error.errno or number, text)
 
         return check_pointer("open adapter", lib.ndpy_create_event_channel(load_for(self.info.name)), explain)
 

@@ -27,6 +27,7 @@ from ndpy import Access, Flags, Status, platforms, system_files
 from ndpy.doctor import linux, linux_drivers
 from ndpy.doctor.findings import Verdict
 from ndpy.memory import buffer_range
+from ndpy.verbs import adapter as verbs_adapter
 from ndpy.verbs import adapter_info, allocation, completion_queue, native_calls
 from ndpy.verbs.native_calls import lib
 
@@ -539,3 +540,29 @@ def test_a_device_that_cannot_be_used_keeps_nobody_from_the_others(fake, monkeyp
     monkeypatch.setattr(adapter_info, "device_names", lambda: ["broken0"])
     with pytest.raises(ndpy.PermissionError, match="broken0 may not be opened"):
         ndpy.list_adapters()
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "words"),
+    [
+        (errno.ENOENT, ndpy.UnsupportedError, "docker run --device=/dev/infiniband/rdma_cm"),
+        (errno.EPERM, ndpy.PermissionError, "docker run --device=/dev/infiniband/rdma_cm"),
+        (errno.EACCES, ndpy.PermissionError, "udev rules"),
+    ],
+)
+def test_a_container_without_the_connection_managers_file_says_so(fake, monkeypatch, tmp_path, number, error, words):
+    class Refusing:
+        def ndpy_create_event_channel(self, library):
+            return native_calls.ffi.NULL
+
+        def __getattr__(self, name):
+            return getattr(lib, name)
+
+    info = platforms.find("fake0")
+    (tmp_path / ".dockerenv").touch()
+    monkeypatch.setattr(system_files, "_root", tmp_path)
+    monkeypatch.setattr(system_files, "refusal", lambda place: OSError(number, os.strerror(number)))
+    monkeypatch.setattr(verbs_adapter, "lib", Refusing())
+    with pytest.raises(error, match="connections need /dev/infiniband/rdma_cm") as caught:
+        platforms.implementation().open_adapter(info)
+    assert words in str(caught.value)

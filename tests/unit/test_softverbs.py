@@ -412,9 +412,10 @@ def test_the_doctor_examines_only_it_if_it_was_asked_for(bare, soft, monkeypatch
     monkeypatch.setenv("NDPY_ADAPTER", "soft0")
     asked = []
     monkeypatch.setattr(linux, "examine_apart", lambda *words: asked.append(words) or list(linux.examine_softverbs()))
-    (finding,) = linux.diagnose()
+    finding, files = linux.diagnose()
     assert [function for _, _, function in asked] == ["examine_softverbs"]
-    assert "nothing else was examined" in finding.message
+    assert "the kernel and its devices were not examined" in finding.message
+    assert files.check == "open files"
 
 
 @pytest.mark.parametrize("environment", ["", "soft0", "rxe0"])
@@ -423,8 +424,8 @@ def test_the_doctor_examines_it_by_name_on_a_machine_without_a_card(bare, soft, 
     monkeypatch.setattr(linux, "examine_apart", lambda check, module, function: list(getattr(linux, function)()))
     result = invoke("doctor", "soft0", "--json")
     assert result.exit_code == 0, result.output
-    assert [finding["check"] for finding in json.loads(result.stdout)] == ["ndpy", "soft0"]
-    assert "it was asked for, so nothing else was examined" in result.stdout
+    assert [finding["check"] for finding in json.loads(result.stdout)] == ["ndpy", "soft0", "open files"]
+    assert "it was asked for, so the kernel and its devices were not examined" in result.stdout
 
 
 def test_the_doctor_of_another_adapter_leaves_it_out(bare, soft, monkeypatch):
