@@ -235,10 +235,14 @@ def _rdma_limits() -> Iterator[Finding]:
             left, now = value - used.get(key, 0), used.get(key, 0)
             if key not in limits or left < limits[key][0] - limits[key][1]:
                 limits[key] = (value, now, file)
+    others = {file.adapter for file in device_files.of_others(device_files.all_files())}
+    limits = {key: limit for key, limit in limits.items() if key[0] not in others}
     if not limits:
         yield passed("rdma control group", "no limit of RDMA objects")
     for (device, what), (value, now, file) in limits.items():
-        remedy = f"as root: write '{device} {what}=max' to {shown(file)}"
+        remedy = f"{'on the host, ' if in_container() else ''}as root: write '{device} {what}=max' to {shown(file)}"
+        if in_container():
+            remedy += " of this container's group (its own /sys is read-only)"
         thing = "open adapters" if what == "hca_handle" else "objects"
         verdict = failed if now >= value else warned
         yield verdict("rdma control group", f"{device}: {now} of at most {value} {thing} are in use", remedy)
@@ -278,7 +282,14 @@ def _counted(
     message = f"{show(now)} of at most {show(limit)} of {what} in use"
     if left >= enough:
         return passed(check, message)
-    remedy = f"raise {shown(file)} ({why}); in a container: docker run --{controller}{'-limit' if controller == 'pids' else ''}=…"
+    remedy = f"raise {shown(file)} ({why})"
+    if device_files.in_pod():
+        setting = (
+            "podPidsLimit of the kubelet" if controller == "pids" else f"resources: limits: {controller}: of the pod"
+        )
+        remedy = f"raise {setting} ({why})"
+    elif in_container():
+        remedy = f"docker run --{controller}{'-limit' if controller == 'pids' else ''}=… ({why})"
     return warned(check, message, remedy)
 
 

@@ -695,6 +695,29 @@ def test_limits_of_rdma_objects_are_told(tree, current, verdict):
     assert "/sys/fs/cgroup/job/rdma.max" in found.remedy
 
 
+def test_limits_of_the_adapters_of_others_are_nothing(tree):
+    limits = {
+        "proc/self/cgroup": "0::/\n",
+        "sys/fs/cgroup/rdma.max": "mlx5_0 hca_handle=0 hca_object=0\nmlx5_3 hca_handle=4 hca_object=max\n",
+    }
+    findings = [one for one in on(tree({**POD, **limits}), examine_control_groups) if one.check == "rdma control group"]
+    assert [finding.message for finding in findings] == ["mlx5_3: 0 of at most 4 open adapters are in use"]
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, "raise /sys/fs/cgroup/pids.max"),
+        ({".dockerenv": ""}, "docker run --pids-limit="),
+        ({"proc/self/environ": "KUBERNETES_SERVICE_HOST=10.0.0.1"}, "podPidsLimit"),
+    ],
+)
+def test_a_limit_is_raised_where_it_was_set(tree, files, words):
+    limits = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/pids.max": "10\n", "sys/fs/cgroup/pids.current": "9\n"}
+    found = named(on(tree({**files, **limits}), examine_control_groups), "pids control group")
+    assert found.remedy.startswith(("raise", "docker run")) and words in found.remedy
+
+
 # Huge pages and containers.
 
 
