@@ -57,7 +57,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(VM_LIMIT_S + 120)]
 _GUEST = """
 for port in {servers}; do rping -s -a 10.0.2.15 -p $port -S 65535 & done
 {example_servers}
-until [ $(rdma resource show cm_id | grep -c LISTEN) = {count} ]; do sleep 0.2; done
+until [ $(rdma resource show cm_id | grep LISTEN | grep -c 'src-addr 10.0.2.15:') = {count} ]; do sleep 0.2; done
 echo rping servers are there
 {clients}
 echo begin: access_violation
