@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import fcntl
-import itertools
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -16,13 +15,11 @@ from pathlib import Path
 
 from ndpy.doctor.link import PRIORITIES, LinkDescription, has_path_mtu, plain_description
 from ndpy.info import AdapterInfo, Gid, PortInfo, port_in_use
-from ndpy.system_files import names, path, read, read_number
+from ndpy.system_files import path, read, read_number
 from ndpy.verbs.adapter_info import describe, folder_of, open_context
 from ndpy.verbs.endpoint import best_gid
+from ndpy.verbs.interfaces import below, is_name, kind_of, vlan_of
 from ndpy.verbs.native_calls import lib
-
-_LONGEST_NAME = 15
-_LARGEST_VLAN = 4094
 
 
 def look_up(name: str) -> AdapterInfo:
@@ -52,7 +49,7 @@ def read_link(
     netdev = plain.netdev
     if gid is not None:
         netdev = _line(ports / "gid_attrs/ndevs" / str(gid.index)) or netdev
-    if netdev is not None and not _is_name(netdev):
+    if netdev is not None and not is_name(netdev):
         netdev = None
     physical = _below(netdev) if netdev else None
     pause = pause_of(physical) if physical else None
@@ -63,7 +60,7 @@ def read_link(
         link_mtu=_mtu(netdev),
         physical=physical,
         physical_mtu=_mtu(physical),
-        vlan=_vlan(netdev) if netdev and plain.link_layer != "InfiniBand" else None,
+        vlan=vlan_of(netdev) if netdev and plain.link_layer != "InfiniBand" else None,
         pfc=pfc_of(physical) if physical else None,
         pause_receive=pause[0] if pause else None,
         pause_send=pause[1] if pause else None,
@@ -90,44 +87,14 @@ def _line(place: Path) -> str | None:
     return text if text and text.isascii() and text.isprintable() else None
 
 
-def _is_name(text: str) -> bool:
-    return len(text) <= _LONGEST_NAME and "/" not in text and text not in (".", "..")
-
-
 def _mtu(netdev: str | None) -> int | None:
     return read_number(path("/sys/class/net", netdev, "mtu")) if netdev else None
 
 
 def _below(netdev: str) -> str:
     """The interface that a VLAN's interface lies on, or else the interface itself."""
-    if _kind(netdev) != "vlan":
-        return netdev
-    lower = [name[len("lower_") :] for name in names(path("/sys/class/net", netdev), "lower_*")]
-    return lower[0] if len(lower) == 1 and _is_name(lower[0]) else netdev
-
-
-def _kind(netdev: str) -> str | None:
-    """The kind of a network interface: "vlan", "bond", "" for a plain one. None if the system does not say."""
-    text = read(path("/sys/class/net", netdev, "uevent"))
-    if "INTERFACE=" not in text:
-        return None
-    kinds = [line[len("DEVTYPE=") :] for line in text.splitlines() if line.startswith("DEVTYPE=")]
-    return kinds[0] if kinds else ""
-
-
-def _vlan(netdev: str) -> int | None:
-    """The VLAN's ID, 0 for an interface that is no VLAN's. None if the system does not say."""
-    kind = _kind(netdev)
-    if kind is None:
-        return None
-    if kind != "vlan":
-        return 0
-    for line in read(path("/proc/net/vlan", netdev)).splitlines():
-        words = line.split()
-        for name, value in itertools.pairwise(words):
-            if name == "VID:" and value.isascii() and value.isdigit() and 0 < int(value) <= _LARGEST_VLAN:
-                return int(value)
-    return None
+    lower = below(netdev) if kind_of(netdev) == "vlan" else []
+    return lower[0] if len(lower) == 1 and is_name(lower[0]) else netdev
 
 
 def _switches(folder: Path) -> tuple[int, ...] | None:
