@@ -22,3 +22,10 @@ def test_objects_can_be_destroyed_while_the_library_uses_them(sanitizer, way, tm
         churn, THREADS, ROUNDS[sanitizer], SEED % 1000, way, timeout_s=rounds(1200, 150), STATISTICS=statistics
     )
     building.check_statistics(statistics)
+
+
+def test_the_library_can_begin_again_and_again():
+    """One thread: each round opens the only adapter, so that the workers of one round end before those of the next."""
+    building.run(
+        building.program("churn", "-tsan"), 1, rounds(600, 60), SEED % 1000, "number", timeout_s=rounds(600, 120)
+    )

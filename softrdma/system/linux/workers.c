@@ -31,7 +31,7 @@
 #define MIN_STACK (1u << 20) /* musl gives 128 KiB */
 
 struct worker workers[MAX_WORKERS];
-unsigned worker_count;
+_Atomic unsigned worker_count;
 
 static _Thread_local bool here;
 

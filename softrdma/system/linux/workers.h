@@ -22,7 +22,8 @@ struct worker {
 };
 
 extern struct worker workers[MAX_WORKERS];
-extern unsigned worker_count;
+/* Set after they are started: worker 0 may find it 0. */
+extern _Atomic unsigned worker_count;
 
 /* Has worker 0 call driving_attend(). */
 void worker_poke(void);
