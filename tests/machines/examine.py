@@ -26,7 +26,7 @@ from ndpy import addresses, platforms, system_files
 from ndpy.doctor import findings, linux, linux_link, recording
 from ndpy.info import AdapterInfo, as_named, port_in_use
 from ndpy.routes import find_route
-from ndpy.verbs import adapter_info, native_calls
+from ndpy.verbs import native_calls, probing
 from ndpy.verbs.endpoint import best_gid
 
 UNIT = Path(__file__).parent.parent / "unit"
@@ -207,7 +207,7 @@ def on(
     machine.write_files(root)
     machine.give_devices(library)
     machine.enter_namespace(libc)
-    adapter_info._probed.clear()
+    probing._probed.clear()
     refusal = _refuse(machine, root)
     with contextlib.ExitStack() as stack:
         stack.enter_context(system_files.below(root))

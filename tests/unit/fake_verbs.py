@@ -22,7 +22,7 @@ if sys.platform != "linux":
 
 import ndpy
 from ndpy import system_files
-from ndpy.verbs import adapter_info, native_calls, softverbs
+from ndpy.verbs import adapter_info, native_calls, probing, softverbs
 
 SOURCES = [Path(__file__).with_name(f"fake_{part}.c") for part in ("verbs", "points", "queues", "connections", "xrc")]
 SOFTVERBS = Path(__file__).with_name("fake_softverbs.c")
@@ -310,7 +310,7 @@ class FakeVerbs:
         """Open the adapter with these settings."""
         for name, value in settings.items():
             setattr(self.settings, name, value)
-        adapter_info._probed.clear()
+        probing._probed.clear()
         adapter = ndpy.open_adapter(self.name)
         self._adapters.add(adapter)
         # Opening has registered memory to find out what the device can do.
@@ -389,7 +389,7 @@ def fake(
     fake.release()
     if getattr(request.node, "failed", False):
         fake.close_all()
-    adapter_info._probed.clear()
+    probing._probed.clear()
     # The next adapter uses the system's libraries again.
     monkeypatch.undo()
     native_calls._loaded = False
@@ -407,11 +407,11 @@ def soft(
     monkeypatch.setattr("ndpy.completion_queue._SPIN_S", 0.0)
     monkeypatch.setattr(softverbs, "folder", lambda: folder)
     monkeypatch.setattr(native_calls, "_softverbs_loaded", False)
-    adapter_info._probed.clear()
+    probing._probed.clear()
     soft = FakeVerbs(folder / softverbs.LIBRARY, softverbs.NAME)
     yield soft
     if getattr(request.node, "failed", False):
         soft.close_all()
-    adapter_info._probed.clear()
+    probing._probed.clear()
     native_calls._softverbs_loaded = False
     _check_end(soft)

@@ -29,7 +29,7 @@ from ndpy.cli import soft as command
 from ndpy.doctor import describe_link, linux
 from ndpy.doctor.findings import Verdict
 from ndpy.quirks import Quirk
-from ndpy.verbs import adapter_info, device_files, endpoint, native_calls, softverbs
+from ndpy.verbs import adapter_info, device_files, endpoint, native_calls, probing, softverbs
 from ndpy.verbs.interfaces import Place
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -330,7 +330,7 @@ def test_it_says_whether_completion_queues_can_be_resized(bare, soft, monkeypatc
         def ibv_resize_cq(self, queue, size):
             return 0 if resizable else 95
 
-    monkeypatch.setattr(adapter_info, "lib", Native())
+    monkeypatch.setattr(probing, "lib", Native())
     with soft.open() as adapter:
         assert (ndpy.Capability.RESIZE_COMPLETION_QUEUE in adapter.info.capabilities) is resizable
 
