@@ -7,6 +7,7 @@ Paths are written as users know them: path("/sys/class/infiniband", name).
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ from pathlib import Path
 _root = Path("/")
 # More than any of these files has. The lists of kernel modules have about a million.
 _MOST_OCTETS = 1 << 24
+# A file of /sys gives all that it has at once.
+_PART_OCTETS = 1 << 14
+# A pipe or a device in place of a file must not make this wait. Windows would translate ends of lines.
+_READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _MOST_DIGITS = 20
 
 
@@ -44,27 +49,34 @@ def read(place: Path) -> str:
     Some files of /sys fail with EINVAL when they are read, instead of being absent.
     """
     try:
-        # A pipe or a device in place of a file must neither make this wait nor fill the memory.
-        with open(place, "rb", opener=_open_at_once) as file:
-            return (file.read(_MOST_OCTETS) or b"").decode(errors="replace").strip()
+        opened = os.open(place, _READING)
     except (OSError, ValueError):
         return ""
-
-
-def _open_at_once(place: str, flags: int) -> int:
-    return os.open(place, flags | getattr(os, "O_NONBLOCK", 0))
+    text = bytearray()
+    try:
+        while len(text) < _MOST_OCTETS and (part := os.read(opened, _PART_OCTETS)):
+            text += part
+    except OSError:
+        return ""
+    finally:
+        os.close(opened)
+    return text.decode(errors="replace").strip()
 
 
 def read_number(place: Path) -> int | None:
     """The number in a file, of at most 64 bits. None if the file has none; "max" is not a number."""
-    text = read(place)
+    return number_in(read(place))
+
+
+def number_in(text: str) -> int | None:
+    """The number that a file's text is. See read_number()."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
 def names(folder: Path, pattern: str = "*") -> list[str]:
     """The names in a folder that match a pattern, sorted. Empty if the folder is absent or unreadable."""
     try:
-        return sorted(entry.name for entry in folder.glob(pattern))
+        return sorted(fnmatch.filter(os.listdir(folder), pattern))
     except OSError:
         return []
 
@@ -76,3 +88,32 @@ def refusal(place: Path) -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+class Snapshot:
+    """Files and folders as they were when they were first looked at. Each is read once.
+
+    Files change. Make a new one for each description of what they show, and keep none.
+    """
+
+    def __init__(self) -> None:
+        self._texts: dict[Path, str] = {}
+        self._names: dict[Path, list[str]] = {}
+
+    def read(self, place: Path) -> str:
+        """As read()."""
+        text = self._texts.get(place)
+        if text is None:
+            text = self._texts[place] = read(place)
+        return text
+
+    def read_number(self, place: Path) -> int | None:
+        """As read_number()."""
+        return number_in(self.read(place))
+
+    def names(self, folder: Path, pattern: str = "*") -> list[str]:
+        """As names()."""
+        found = self._names.get(folder)
+        if found is None:
+            found = self._names[folder] = names(folder)
+        return fnmatch.filter(found, pattern)

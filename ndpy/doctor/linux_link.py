@@ -18,7 +18,7 @@ from ndpy.info import AdapterInfo, Gid, PortInfo, port_in_use
 from ndpy.system_files import path, read, read_number
 from ndpy.verbs.adapter_info import describe, folder_of, open_context
 from ndpy.verbs.endpoint import best_gid
-from ndpy.verbs.interfaces import below, is_name, kind_of, vlan_of
+from ndpy.verbs.interfaces import Interfaces, is_name
 from ndpy.verbs.native_calls import lib
 
 
@@ -51,7 +51,8 @@ def read_link(
         netdev = _line(ports / "gid_attrs/ndevs" / str(gid.index)) or netdev
     if netdev is not None and not is_name(netdev):
         netdev = None
-    physical = _below(netdev) if netdev else None
+    here = Interfaces()
+    physical = _below(netdev, here) if netdev else None
     pause = pause_of(physical) if physical else None
     return dataclasses.replace(
         plain,
@@ -60,7 +61,7 @@ def read_link(
         link_mtu=_mtu(netdev),
         physical=physical,
         physical_mtu=_mtu(physical),
-        vlan=vlan_of(netdev) if netdev and plain.link_layer != "InfiniBand" else None,
+        vlan=here.vlan_of(netdev) if netdev and plain.link_layer != "InfiniBand" else None,
         pfc=pfc_of(physical) if physical else None,
         pause_receive=pause[0] if pause else None,
         pause_send=pause[1] if pause else None,
@@ -91,9 +92,9 @@ def _mtu(netdev: str | None) -> int | None:
     return read_number(path("/sys/class/net", netdev, "mtu")) if netdev else None
 
 
-def _below(netdev: str) -> str:
+def _below(netdev: str, here: Interfaces) -> str:
     """The interface that a VLAN's interface lies on, or else the interface itself."""
-    lower = below(netdev) if kind_of(netdev) == "vlan" else []
+    lower = here.below(netdev) if here.kind_of(netdev) == "vlan" else []
     return lower[0] if len(lower) == 1 and is_name(lower[0]) else netdev
 
 

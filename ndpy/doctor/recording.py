@@ -26,8 +26,8 @@ from ndpy.system_files import names, path, read, refusal, shown
 from ndpy.verbs import distribution
 from ndpy.verbs.adapter_info import describe, device_names, folder_of, open_context
 from ndpy.verbs.device_files import KUBERNETES_SECRETS, in_container, in_pod
+from ndpy.verbs.interfaces import Interfaces, is_up
 from ndpy.verbs.interfaces import folder_of as interface_folder
-from ndpy.verbs.interfaces import is_up, vlan_of
 from ndpy.verbs.native_calls import lib
 
 _MODULES = ("ib_uverbs", "rdma_ucm", "rdma_rxe", "siw")
@@ -268,7 +268,7 @@ def _interface(
     for line in read(folder / "uevent").splitlines():
         if line.startswith("DEVTYPE="):
             yield f"    devtype {line.partition('=')[2]}"
-    if vlan := vlan_of(netdev):
+    if vlan := Interfaces().vlan_of(netdev):
         yield f"    vlan {vlan}"
     if lower := names(folder, "lower_*"):
         yield f"    below {' '.join(replace.interface(name[len('lower_') :]) for name in lower)}"

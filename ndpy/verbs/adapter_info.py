@@ -6,12 +6,9 @@ import contextlib
 import dataclasses
 import errno
 import ipaddress
-import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from ndpy import errors, system_files
 from ndpy.addresses import Reach, reach
@@ -20,7 +17,7 @@ from ndpy.info import TRANSPORTS, AdapterInfo, Gid, PortInfo, as_named
 from ndpy.quirks import Quirk
 from ndpy.verbs import device_files, interfaces, softverbs
 from ndpy.verbs.addresses import unpack_socket_address
-from ndpy.verbs.interfaces import GidInterfaces, Place
+from ndpy.verbs.interfaces import GidInterfaces, Interfaces, Place
 from ndpy.verbs.native_calls import check, ffi, has_symbol, lib, load, load_for, text
 from ndpy.verbs.probing import on_demand, probe, resizing
 
@@ -175,8 +172,9 @@ def describe(context: Any, name: str) -> AdapterInfo:
     """Ask an open device for everything that AdapterInfo contains."""
     attributes = ffi.new("struct ibv_device_attr *")
     check("ibv_query_device", lib.ibv_query_device(context, attributes), f"{name} does not answer")
+    here = Interfaces()
     iwarp = _is_iwarp(name)
-    ports = _ports(context, name, attributes.phys_port_cnt, iwarp)
+    ports = _ports(context, name, attributes.phys_port_cnt, iwarp, here)
     answering = [port for port in ports if port.link_layer != SILENT]
     best = next((port for port in answering if port.state == "active"), answering[0])
     probed = probe(context, name, attributes)
@@ -188,7 +186,7 @@ def describe(context: Any, name: str) -> AdapterInfo:
     addresses = _addresses(ports)
     if name == softverbs.NAME:
         addresses = _addresses_of_softverbs()
-        best = _with_interfaces_of_machine(best, addresses)
+        best = _with_interfaces_of_machine(best, addresses, here)
         ports = (best,)
         # The processor writes to the memory, in the order in which the bytes come.
         capabilities |= Capability.IN_ORDER_DMA | resizing(context)
@@ -208,7 +206,7 @@ def describe(context: Any, name: str) -> AdapterInfo:
         vendor_id=attributes.vendor_id,
         device_id=attributes.vendor_part_id,
         firmware=text(attributes.fw_ver),
-        numa_node=_numa_node(name, ports),
+        numa_node=_numa_node(name, ports, here),
         netdev=best.netdev,
         mtu=best.mtu,
         state=best.state,
@@ -288,9 +286,9 @@ def _driver(name: str, vendor: int) -> str:
     return {_RXE_VENDOR: "rdma_rxe", _SIW_VENDOR: "siw"}.get(vendor, "unknown")
 
 
-def _with_interfaces_of_machine(port: PortInfo, addresses: Iterable[str]) -> PortInfo:
+def _with_interfaces_of_machine(port: PortInfo, addresses: Iterable[str], here: Interfaces) -> PortInfo:
     """The port of soft0, whose GIDs are the machine's addresses."""
-    found = interfaces.all_with(addresses)
+    found = here.with_any_of(addresses)
     netdevs = {interfaces.gid_of(address): entry.name for entry in found for address in entry.addresses}
     vlans = {entry.name: entry.vlan for entry in found}
     gids = [
@@ -300,22 +298,22 @@ def _with_interfaces_of_machine(port: PortInfo, addresses: Iterable[str]) -> Por
     return dataclasses.replace(port, interfaces=found, gids=tuple(gids))
 
 
-def _numa_node(name: str, ports: Iterable[PortInfo]) -> int | None:
+def _numa_node(name: str, ports: Iterable[PortInfo], here: Interfaces) -> int | None:
     netdevs = (interface.name for port in ports for interface in port.interfaces)
     for folder in (folder_of(name), *map(interfaces.folder_of, netdevs)):
-        node = system_files.read_number(folder / "device/numa_node")
+        node = here.files.read_number(folder / "device/numa_node")
         if node is not None:
             return node
     return None
 
 
-def _ports(context: Any, name: str, count: int, iwarp: bool) -> tuple[PortInfo, ...]:
+def _ports(context: Any, name: str, count: int, iwarp: bool, here: Interfaces) -> tuple[PortInfo, ...]:
     """The ports. One that does not answer must not keep the program from the others. Raises if none answers."""
     ports = []
     failures: list[errors.NdpyError] = []
     for number in range(1, count + 1):
         try:
-            ports.append(_port(context, name, Place(folder_of(name), number, count), iwarp))
+            ports.append(_port(context, name, Place(folder_of(name), number, count), iwarp, here))
         except errors.NdpyError as failure:
             failures.append(failure)
             ports.append(PortInfo(number, "unknown", SILENT, 0, 0, 0, None, ()))
@@ -324,14 +322,14 @@ def _ports(context: Any, name: str, count: int, iwarp: bool) -> tuple[PortInfo, 
     return tuple(ports)
 
 
-def _port(context: Any, name: str, place: Place, iwarp: bool) -> PortInfo:
+def _port(context: Any, name: str, place: Place, iwarp: bool, here: Interfaces) -> PortInfo:
     attributes = ffi.new("struct ibv_port_attr *")
     number = place.number
     check("ibv_query_port", lib.ndpy_query_port(context, number, attributes), f"{name} port {number} does not answer")
-    gids = _gids(context, name, place, attributes.gid_tbl_len, iwarp)
+    gids = _gids(context, name, place, attributes.gid_tbl_len, iwarp, here)
     # The GIDs of other iWARP adapters are made of the hardware address.
     own = gids[0].address if gids and iwarp and name != softverbs.NAME else None
-    found = interfaces.interfaces_of(place, gids, own)
+    found = here.of_port(place, gids, own)
     return PortInfo(
         number=number,
         state=_STATES.get(attributes.state, "unknown"),
@@ -341,41 +339,43 @@ def _port(context: Any, name: str, place: Place, iwarp: bool) -> PortInfo:
         lid=attributes.lid,
         netdev=found[0].name if found else None,
         gids=gids,
-        pkeys=_pkeys(name, number),
-        speed_gbps=_speed_gbps(context, name, number),
+        pkeys=_pkeys(name, number, here),
+        speed_gbps=_speed_gbps(context, name, number, here),
         interfaces=found,
     )
 
 
-def _speed_gbps(context: Any, name: str, port: int) -> float | None:
+def _speed_gbps(context: Any, name: str, port: int, here: Interfaces) -> float | None:
     if has_symbol(b"ibv_query_port_speed", load_for(name)):
         speed = ffi.new("uint64_t *")
         if not lib.ibv_query_port_speed(context, port, speed) and speed[0]:
             return int(speed[0]) / 10
     # For example "2.5 Gb/sec (1X SDR)".
-    number, _, unit = system_files.read(folder_of(name) / "ports" / str(port) / "rate").partition(" ")
+    number, _, unit = here.files.read(folder_of(name) / "ports" / str(port) / "rate").partition(" ")
     try:
         return float(number) if unit.startswith("Gb/sec") else None
     except ValueError:
         return None
 
 
-def _pkeys(name: str, port: int) -> tuple[int, ...]:
+def _pkeys(name: str, port: int, here: Interfaces) -> tuple[int, ...]:
     """The table of P_Keys. Its unused entries are 0."""
     if name == softverbs.NAME:
         return (_DEFAULT_PKEY,)
     folder = folder_of(name) / "ports" / str(port) / "pkeys"
-    places = sorted(int(path.name) for path in folder.glob("[0-9]*"))
-    found = [int(system_files.read(folder / str(place)) or "0", 16) for place in places]
+    places = sorted(map(int, here.files.names(folder, "[0-9]*")))
+    found = [int(here.files.read(folder / str(place)) or "0", 16) for place in places]
     while found and not found[-1]:
         found.pop()
     return tuple(found)
 
 
-def _gids(context: Any, name: str, place: Place, count: int, iwarp: bool, only: int | None = None) -> tuple[Gid, ...]:
+def _gids(
+    context: Any, name: str, place: Place, count: int, iwarp: bool, here: Interfaces, only: int | None = None
+) -> tuple[Gid, ...]:
     """The entries of a port's GID table, or only the one at an index."""
     gids = []
-    of_gids = GidInterfaces(place)
+    of_gids = GidInterfaces(place, here)
     for index, value, kind in _gid_table(context, name, place.number, count):
         if any(value) and only in (None, index):
             # The GIDs of other iWARP adapters begin with the MAC address.
@@ -391,7 +391,7 @@ def gid_at(context: Any, name: str, port: int, index: int) -> Gid | None:
     if lib.ndpy_query_port(context, port, attributes):
         return None
     place = Place(folder_of(name), port, 0)
-    return next(iter(_gids(context, name, place, attributes.gid_tbl_len, _is_iwarp(name), index)), None)
+    return next(iter(_gids(context, name, place, attributes.gid_tbl_len, _is_iwarp(name), Interfaces(), index)), None)
 
 
 _GID_TYPES = {
@@ -456,12 +456,7 @@ def addresses_now(info: AdapterInfo) -> tuple[str, ...]:
     if info.name == softverbs.NAME:
         return tuple(dict.fromkeys(_addresses_of_softverbs()))
     own = {interface.name for port in info.ports for interface in port.interfaces}
-    found = [
-        entry.address
-        for name, entries in psutil.net_if_addrs().items()
-        for entry in entries
-        if name in own and entry.family in (socket.AF_INET, socket.AF_INET6)
-    ]
+    found = [address for netdev, here in interfaces.addresses_here().items() if netdev in own for address in here]
     return tuple(sorted(dict.fromkeys(found), key=reach))
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
+import os
 import shutil
 import sys
 import types
@@ -338,6 +341,69 @@ def test_an_interface_of_the_same_name_in_another_namespace_is_not_the_gids(mach
     fake.have_gid("192.0.2.1", 1, netdev="eth0")
     info = platforms.find("fake0")
     assert (info.addresses, info.netdev, [gid.netdev for gid in info.ports[0].gids]) == ((), None, [None, None])
+
+
+# ---- what it takes ----
+
+
+@contextlib.contextmanager
+def looking(monkeypatch):
+    """Counts how often each file is opened and each folder is listed."""
+    seen = collections.Counter()
+    with monkeypatch.context() as patch:
+        for name in ("open", "listdir"):
+            call = getattr(os, name)
+            patch.setattr(os, name, lambda place, *more, call=call: (seen.update([str(place)]), call(place, *more))[1])
+        asked = interfaces.addresses_here
+        patch.setattr(interfaces, "addresses_here", lambda: (seen.update(["addresses"]), asked())[1])
+        yield seen
+
+
+def bond_of_two(machine, fake):
+    for name in ("eth2", "eth3"):
+        machine.interface(name)
+    machine.interface("bond0", "10.0.0.1", kind="bond", on=["eth2", "eth3"])
+    machine.interface("bond0.7", "10.0.7.1", "fe80::1%bond0.7", kind="vlan", on=["bond0"], vlan=7)
+    for index, (netdev, address) in enumerate([("bond0", "10.0.0.1"), ("bond0.7", "10.0.7.1"), ("bond0.7", "fe80::1")]):
+        fake.have_gid(address, index, netdev=netdev)
+    machine.of_device("eth2", "eth3")
+
+
+def two_with_children(machine, fake):
+    fake.settings.ports = 2
+    for number, name in enumerate(("ib0", "ib1")):
+        fake.ports[number].link_layer = lib.IBV_LINK_LAYER_INFINIBAND
+        machine.interface(name, f"10.{number}.0.1", type="32", dev_port=number)
+        machine.interface(f"{name}.8001", f"10.{number}.1.1", type="32", dev_port=number, parent=name)
+        machine.of_device(name, f"{name}.8001")
+
+
+def iwarp_with_a_vlan(machine, fake):
+    fake.speak_iwarp()
+    machine.interface("eth2", "10.0.0.1", hardware="02:00:00:00:00:01")
+    machine.interface("eth2.10", "10.0.1.1", kind="vlan", on=["eth2"], vlan=10, hardware="02:00:00:00:00:01")
+    fake.have_gid("200:0:1::", 0)
+    machine.of_device("eth2")
+
+
+@pytest.mark.parametrize("kind", [bond_of_two, two_with_children, iwarp_with_a_vlan])
+def test_a_description_looks_at_no_file_twice(machine, fake, monkeypatch, kind):
+    kind(machine, fake)
+    platforms.find("fake0")
+    with looking(monkeypatch) as seen:
+        (info,) = platforms.list_adapters()
+    assert len(info.addresses) > 1
+    assert {name for name in seen if "/class/net/" in name} and seen["addresses"] == 1
+    assert [name for name, count in seen.items() if count > 1] == []
+
+
+def test_the_next_description_looks_again(vlans):
+    platforms.find("fake0")
+    vlans.addresses["eth2.10"] = ()
+    (system_files.path("/proc/net/vlan") / "eth2.20").write_text("eth2.20  VID: 21\n")
+    (port,) = platforms.find("fake0").ports
+    found = {entry.name: (entry.vlan, entry.addresses[:1]) for entry in port.interfaces}
+    assert (found["eth2.10"], found["eth2.20"]) == ((10, ()), (21, ("10.0.20.1",)))
 
 
 # ---- two ports ----

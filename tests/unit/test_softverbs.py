@@ -30,7 +30,7 @@ from ndpy.doctor import describe_link, linux
 from ndpy.doctor.findings import Verdict
 from ndpy.quirks import Quirk
 from ndpy.verbs import adapter_info, device_files, endpoint, native_calls, probing, softverbs
-from ndpy.verbs.interfaces import Place
+from ndpy.verbs.interfaces import Interfaces, Place
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -311,7 +311,7 @@ def test_its_gids_are_addresses(bare, soft, monkeypatch, tmp_path):
 
     monkeypatch.setattr(adapter_info, "lib", Native())
     monkeypatch.setattr(adapter_info, "has_symbol", lambda name, library: False)
-    gids = adapter_info._gids(None, "soft0", Place(tmp_path, 1, 1), 8, True)
+    gids = adapter_info._gids(None, "soft0", Place(tmp_path, 1, 1), 8, True, Interfaces())
     assert [(gid.index, gid.address, gid.type) for gid in gids] == [
         (0, "127.0.0.1", "iWARP"),
         (1, "192.0.2.7", "iWARP"),
@@ -319,6 +319,16 @@ def test_its_gids_are_addresses(bare, soft, monkeypatch, tmp_path):
     ]
     # An endpoint is for peers on other hosts too.
     assert min(gids, key=endpoint.rank).address == "192.0.2.7"
+
+
+def test_it_is_described_without_a_second_look_at_any_file(bare, soft, monkeypatch):
+    soft.open().close()
+    opened = []
+    opens = os.open
+    monkeypatch.setattr(os, "open", lambda place, *more: (opened.append(str(place)), opens(place, *more))[1])
+    platforms.find("soft0")
+    assert any("/class/net/" in name for name in opened)
+    assert len(opened) == len(set(opened))
 
 
 @pytest.mark.parametrize("resizable", [True, False])
