@@ -683,7 +683,6 @@ class Connection(Transfers):
             elif kind is Kind.CLOSE:
                 self._peer_closed.set_result(None)
                 self._wake_all(self._receivers)
-                self._wake_all(self._senders)
         if self._senders:
             self._wake(self._senders)
 

@@ -111,6 +111,8 @@ def test_all_who_wait_for_room_learn_that_the_peer_has_closed(play):
             type(None) if place < sent and not place % 2 else aio.ConnectionEndedError for place in range(16)
         ]
         assert sender._protocol._sent == sent
+        # They did not wait until the connection ended.
+        assert sender._failure is None
         await both(sender.close(), closing)
 
     play(scene)

@@ -1,7 +1,8 @@
 /* Whom system/linux/owner.c trusts: of IPv4, then of IPv6, root's socket, another user's, one of root's that was closed, one
    that its program has not accepted. Then another host. The argument "table" stands for a kernel without sock_diag,
-   "nothing" for one without /proc too. "namespaces" tells whom user 1234 trusts from a user namespace without numbers, and from one
-   where this user is root: a socket of the same user, and one of another. "-" if the system allows no namespaces. */
+   "nothing" for one without /proc too. "namespaces" tells whom user 1234 trusts from a user namespace without numbers, from one
+   where this user is root, and from one where this user has the number that stands for all others: a socket of the same user,
+   and one of another. "-" if the system allows no namespaces. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +36,7 @@ void socket_discard(int handle) { close(handle); }
 bool trace_on;
 void trace_line(const char *format, ...) { (void)format; }
 
-enum space { NONE, UNMAPPED, MAPPED };
+enum space { NONE, UNMAPPED, AS_ROOT, AS_OVERFLOW_UID };
 
 /* User 1234 in a user namespace. */
 static void enter(enum space space)
@@ -44,8 +45,11 @@ static void enter(enum space space)
         _exit(2);
     if (unshare(CLONE_NEWUSER) != 0)
         _exit('-');
-    int map = space == MAPPED ? open("/proc/self/uid_map", O_WRONLY) : -1;
-    if (space == MAPPED && write(map, "0 1234 1", 8) != 8)
+    if (space == UNMAPPED)
+        return;
+    const char *numbers = space == AS_ROOT ? "0 1234 1" : "65534 1234 1";
+    ssize_t length = (ssize_t)strlen(numbers);
+    if (write(open("/proc/self/uid_map", O_WRONLY), numbers, (size_t)length) != length)
         _exit('-');
 }
 
@@ -125,8 +129,8 @@ static char judged_from(enum space space, unsigned uid)
 int main(int count, char **words)
 {
     if (count > 1 && strcmp(words[1], "namespaces") == 0) {
-        printf("%c %c %c %c\n", judged_from(UNMAPPED, 1234), judged_from(UNMAPPED, 4321), judged_from(MAPPED, 1234),
-               judged_from(MAPPED, 4321));
+        for (enum space space = UNMAPPED; space <= AS_OVERFLOW_UID; space++)
+            printf("%c %c ", judged_from(space, 1234), judged_from(space, 4321));
         return 0;
     }
     no_netlink = count > 1 && strcmp(words[1], "kernel") != 0;
