@@ -74,11 +74,14 @@ def test_persistent_rping_server_serves_several_of_our_clients(adapter, pytestco
         pytestconfig, "rping", distribution.CONNECTION_PROGRAMS, "-s", "-P", "-a", address, "-p", port
     ) as server:
         wait_for_rdma_listener(server, port)
-        options = ["-c", "-a", address, "-p", port, "-C", 20, "--adapter", adapter.info.name]
-        clients = [start_example("rping", *options) for _ in range(2)]
-        with clients[0], clients[1]:
-            for client in clients:
-                assert "20 rounds of 64 bytes verified" in client.succeed().out
+        options = ["-c", "-v", "-a", address, "-p", port, "--adapter", adapter.info.name, "-C"]
+        with start_example("rping", *options, 200) as first:
+            # rping keeps the identifier of one request at a time: a second one that comes before its thread has copied it takes its
+            # place, and the first client is never answered.
+            first.wait_for("ping data: rdma-ping-0")
+            with start_example("rping", *options, 20) as second:
+                assert "20 rounds of 64 bytes verified" in second.succeed().out
+            assert "200 rounds of 64 bytes verified" in first.succeed().out
 
 
 def test_our_server_ends_cleanly_when_the_rping_client_is_killed(adapter, pytestconfig):

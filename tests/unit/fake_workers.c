@@ -22,7 +22,7 @@ static int look_at_clock(clockid_t clock, struct timespec *now);
     } while (0)
 
 struct worker workers[MAX_WORKERS];
-unsigned worker_count = 2;
+_Atomic unsigned worker_count = 2;
 _Atomic uint32_t system_generation;
 
 static int pokes, shut_gates, opened_gates, handled, handled_shut, yields, yields_shut, pushed, looks;

@@ -12,7 +12,7 @@ from helpers import HAS_GIL
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-COUNT = 100
+COUNT = 400
 # 4 KiB, without what the data path allocates by malloc(): two rings of 112 bytes without slots, the queue pair, the completion
 # queue, and room for the elements of one request.
 LIMIT = 4096 - 512
