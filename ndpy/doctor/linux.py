@@ -32,6 +32,7 @@ OPTIONAL = {
     "ibv_qp_to_qp_ex": ("there are neither atomic writes nor flushes of a peer's memory", 24),
     "ibv_reg_mr_iova2": ("regions have the addresses of their memory, and no relaxed ordering", 28),
     "_ibv_query_gid_table": ("GIDs are read from /sys one by one", 32),
+    "_ibv_query_gid_ex": ("the GID of a connection is read from /sys", 32),
     "ibv_reg_dmabuf_mr": ("memory of other devices cannot be registered", 34),
     "ibv_is_fork_initialized": ("nobody can say whether a fork() is harmless", 35),
     "ibv_query_qp_data_in_order": ("nobody can say whether messages are written in order", 36),

@@ -6,9 +6,9 @@ import contextlib
 import dataclasses
 import errno
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ndpy import errors, system_files
 from ndpy.addresses import Reach, reach
@@ -309,24 +309,35 @@ def _numa_node(name: str, ports: Iterable[PortInfo], here: Interfaces) -> int | 
 
 def _ports(context: Any, name: str, count: int, iwarp: bool, here: Interfaces) -> tuple[PortInfo, ...]:
     """The ports. One that does not answer must not keep the program from the others. Raises if none answers."""
-    ports = []
+    answers: dict[int, Any] = {}
     failures: list[errors.NdpyError] = []
     for number in range(1, count + 1):
         try:
-            ports.append(_port(context, name, Place(folder_of(name), number, count), iwarp, here))
+            answers[number] = _ask_port(context, name, number)
         except errors.NdpyError as failure:
             failures.append(failure)
-            ports.append(PortInfo(number, "unknown", SILENT, 0, 0, 0, None, ()))
-    if failures and len(failures) == len(ports):
+    if failures and not answers:
         raise failures[0]
-    return tuple(ports)
+    tables = _gid_tables(context, name, {number: answer.gid_tbl_len for number, answer in answers.items()}, count)
+    return tuple(
+        _port(context, name, Place(folder_of(name), number, count), answers[number], tables[number], iwarp, here)
+        if number in answers
+        else PortInfo(number, "unknown", SILENT, 0, 0, 0, None, ())
+        for number in range(1, count + 1)
+    )
 
 
-def _port(context: Any, name: str, place: Place, iwarp: bool, here: Interfaces) -> PortInfo:
+def _ask_port(context: Any, name: str, number: int) -> Any:
     attributes = ffi.new("struct ibv_port_attr *")
-    number = place.number
     check("ibv_query_port", lib.ndpy_query_port(context, number, attributes), f"{name} port {number} does not answer")
-    gids = _gids(context, name, place, attributes.gid_tbl_len, iwarp, here)
+    return attributes
+
+
+def _port(
+    context: Any, name: str, place: Place, attributes: Any, table: Iterable[_Entry], iwarp: bool, here: Interfaces
+) -> PortInfo:
+    number = place.number
+    gids = _gids(name, place, table, iwarp, here)
     # The GIDs of other iWARP adapters are made of the hardware address.
     own = gids[0].address if gids and iwarp and name != softverbs.NAME else None
     found = here.of_port(place, gids, own)
@@ -370,14 +381,20 @@ def _pkeys(name: str, port: int, here: Interfaces) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _gids(
-    context: Any, name: str, place: Place, count: int, iwarp: bool, here: Interfaces, only: int | None = None
-) -> tuple[Gid, ...]:
-    """The entries of a port's GID table, or only the one at an index."""
+class _Entry(NamedTuple):
+    """An entry of a GID table. place: its index. kind: the type of its GID."""
+
+    place: int
+    value: bytes
+    kind: str
+
+
+def _gids(name: str, place: Place, table: Iterable[_Entry], iwarp: bool, here: Interfaces) -> tuple[Gid, ...]:
+    """The GIDs of a port, of what its table has. Its places that are free have zeros."""
     gids = []
     of_gids = GidInterfaces(place, here)
-    for index, value, kind in _gid_table(context, name, place.number, count):
-        if any(value) and only in (None, index):
+    for index, value, kind in table:
+        if any(value):
             # The GIDs of other iWARP adapters begin with the MAC address.
             address = value[:6].hex(":") if iwarp and name != softverbs.NAME else gid_address(value)
             netdev, vlan = (None, None) if iwarp else of_gids.of(index, value)
@@ -387,11 +404,9 @@ def _gids(
 
 def gid_at(context: Any, name: str, port: int, index: int) -> Gid | None:
     """The entry of a port's GID table, as it is now. None if that place is free."""
-    attributes = ffi.new("struct ibv_port_attr *")
-    if lib.ndpy_query_port(context, port, attributes):
-        return None
-    place = Place(folder_of(name), port, 0)
-    return next(iter(_gids(context, name, place, attributes.gid_tbl_len, _is_iwarp(name), Interfaces(), index)), None)
+    entry = _gid_entry(context, name, port, index)
+    table = () if entry is None else (entry,)
+    return next(iter(_gids(name, Place(folder_of(name), port, 0), table, _is_iwarp(name), Interfaces())), None)
 
 
 _GID_TYPES = {
@@ -401,26 +416,41 @@ _GID_TYPES = {
 }
 
 
-def _gid_table(context: Any, name: str, port: int, count: int) -> list[tuple[int, bytes, str]]:
-    """Return (index, GID, type) of a port's entries. Most of a table's thousand places are free."""
+def _gid_tables(context: Any, name: str, sizes: Mapping[int, int], ports: int) -> dict[int, list[_Entry]]:
+    """The GID tables of ports. Most of their thousand places are free. sizes: by port. ports: how many the adapter has."""
     if has_symbol(b"_ibv_query_gid_table", load_for(name)):
-        entries = ffi.new("struct ibv_gid_entry[]", max(count, 1))
-        found = lib._ibv_query_gid_table(context, entries, count, 0, ffi.sizeof("struct ibv_gid_entry"))
+        # It tells the entries of all ports at once, also of those that do not answer, or nothing if there is not room for all.
+        room = max(1, *sizes.values()) * ports
+        entries = ffi.new("struct ibv_gid_entry[]", room)
+        found = lib._ibv_query_gid_table(context, entries, room, 0, ffi.sizeof("struct ibv_gid_entry"))
         if found >= 0:
-            return [
-                (entry.gid_index, bytes(ffi.buffer(entry.gid.raw)), _GID_TYPES.get(entry.gid_type, "unknown"))
-                for entry in entries[0:found]
-                if entry.port_num == port
-            ]
+            tables: dict[int, list[_Entry]] = {number: [] for number in sizes}
+            for entry in entries[0:found]:
+                if entry.port_num in tables:
+                    tables[entry.port_num].append(_read_entry(entry))
+            return tables
+    return {
+        number: [entry for index in range(size) if (entry := _gid_entry(context, name, number, index)) is not None]
+        for number, size in sizes.items()
+    }
+
+
+def _gid_entry(context: Any, name: str, port: int, index: int) -> _Entry | None:
+    """One entry of a port's GID table. None if that place is free."""
+    if has_symbol(b"_ibv_query_gid_ex", load_for(name)):
+        entry = ffi.new("struct ibv_gid_entry *")
+        if not lib._ibv_query_gid_ex(context, port, index, entry, 0, ffi.sizeof("struct ibv_gid_entry")):
+            return _read_entry(entry)
     types = folder_of(name) / "ports" / str(port) / "gid_attrs" / "types"
-    table = []
+    kind = softverbs.DRIVER if name == softverbs.NAME else system_files.read(types / str(index))
     gid = ffi.new("union ibv_gid *")
-    for index in range(count):
-        kind = softverbs.DRIVER if name == softverbs.NAME else system_files.read(types / str(index))
-        if kind and not lib.ibv_query_gid(context, port, index, gid):
-            kind = "RoCE v1" if kind == "IB/RoCE v1" else kind
-            table.append((index, bytes(ffi.buffer(gid.raw)), kind))
-    return table
+    if not kind or lib.ibv_query_gid(context, port, index, gid):
+        return None
+    return _Entry(index, bytes(ffi.buffer(gid.raw)), "RoCE v1" if kind == "IB/RoCE v1" else kind)
+
+
+def _read_entry(entry: Any) -> _Entry:
+    return _Entry(entry.gid_index, bytes(ffi.buffer(entry.gid.raw)), _GID_TYPES.get(entry.gid_type, "unknown"))
 
 
 def gid_address(value: bytes) -> str:

@@ -189,15 +189,28 @@ ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *
     return (ssize_t)found;
 }
 
-int ibv_query_gid(struct ibv_context *context, uint8_t number, int index, union ibv_gid *out)
+int _ibv_query_gid_ex(struct ibv_context *context, uint32_t number, uint32_t index, struct ibv_gid_entry *out, uint32_t flags,
+    size_t size)
 {
     int i;
 
-    for (i = 0; i < gid_count; i++)
-        if (&table[gid_device[i]] == device_of(context) && gids[i].port_num == number && gids[i].gid_index == (uint32_t)index) {
-            *out = gids[i].gid;
+    (void)flags;
+    for (i = 0; i < gid_count && size == sizeof *out; i++)
+        if (&table[gid_device[i]] == device_of(context) && gids[i].port_num == number && gids[i].gid_index == index) {
+            *out = gids[i];
             return 0;
         }
+    return ENODATA;
+}
+
+int ibv_query_gid(struct ibv_context *context, uint8_t number, int index, union ibv_gid *out)
+{
+    struct ibv_gid_entry entry;
+
+    if (!_ibv_query_gid_ex(context, number, (uint32_t)index, &entry, 0, sizeof entry)) {
+        *out = entry.gid;
+        return 0;
+    }
     memset(out, 0, sizeof *out);
     return index < device_of(context)->port[number - 1].attributes.gid_tbl_len ? 0 : -1;
 }

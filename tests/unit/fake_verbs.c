@@ -34,6 +34,7 @@ struct fake_settings {
     int32_t ports; /* how many; 0 is one */
     int32_t unconnected; /* whether there are datagrams only */
     int32_t gids; /* how many of fake_gids there are */
+    int32_t places; /* how many entries the GID table of each port can have; 0: as many as fake_gids */
 } fake_settings = {.fork_status = IBV_FORK_UNNEEDED, .rereg_result = IBV_REREG_MR_ERR_INPUT, .rereg_errno = EOPNOTSUPP,
     .dmabuf_errno = EOPNOTSUPP, .iova_errno = EOPNOTSUPP};
 
@@ -60,6 +61,8 @@ struct fake_seen {
     int32_t at_once;
     int32_t most_at_once;
     int32_t moved; /* whether ibv_rereg_mr() got another protection domain */
+    int32_t gid_tables;
+    int32_t gids;
 } fake_seen;
 
 int fake_is_unconnected(void)
@@ -320,7 +323,7 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
     attributes->link_layer = set->link_layer < 0 ? IBV_LINK_LAYER_UNSPECIFIED :
         set->link_layer ? (uint8_t)set->link_layer : IBV_LINK_LAYER_ETHERNET;
     attributes->lid = (uint16_t)set->lid;
-    attributes->gid_tbl_len = (int)(sizeof fake_gids / sizeof *fake_gids);
+    attributes->gid_tbl_len = fake_settings.places ? fake_settings.places : (int)(sizeof fake_gids / sizeof *fake_gids);
     return 0;
 }
 
@@ -341,13 +344,30 @@ int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode operation, 
 ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t most, uint32_t flags,
     size_t size)
 {
-    size_t count = (size_t)fake_settings.gids < most ? (size_t)fake_settings.gids : most;
+    size_t count = (size_t)fake_settings.gids;
 
     (void)context, (void)flags;
-    if (size != sizeof *entries)
+    fake_seen.gid_tables++;
+    /* As the kernel does: there are those of all ports, or none. */
+    if (size != sizeof *entries || count > most)
         return -EINVAL;
     memcpy(entries, fake_gids, count * size);
     return (ssize_t)count;
+}
+
+int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry,
+    uint32_t flags, size_t size)
+{
+    int i;
+
+    (void)context, (void)flags;
+    fake_seen.gids++;
+    for (i = 0; i < fake_settings.gids && size == sizeof *entry; i++)
+        if (fake_gids[i].port_num == port && fake_gids[i].gid_index == index) {
+            *entry = fake_gids[i];
+            return 0;
+        }
+    return ENODATA;
 }
 
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)

@@ -57,6 +57,7 @@ class Settings(ctypes.Structure):
             "ports",
             "unconnected",
             "gids",
+            "places",
         )
     )
 
@@ -91,6 +92,8 @@ class Seen(ctypes.Structure):
         ("at_once", ctypes.c_int32),
         ("most_at_once", ctypes.c_int32),
         ("moved", ctypes.c_int32),
+        ("gid_tables", ctypes.c_int32),
+        ("gids", ctypes.c_int32),
     )
 
 

@@ -24,7 +24,7 @@ from ndpy import Capability, platforms, system_files
 from ndpy.cli import main, sources
 from ndpy.doctor import linux
 from ndpy.doctor.findings import Verdict
-from ndpy.verbs import interfaces
+from ndpy.verbs import adapter_info, interfaces
 from ndpy.verbs.native_calls import lib
 
 DOWN, ACTIVE = lib.IBV_PORT_DOWN, lib.IBV_PORT_ACTIVE
@@ -404,6 +404,36 @@ def test_the_next_description_looks_again(vlans):
     (port,) = platforms.find("fake0").ports
     found = {entry.name: (entry.vlan, entry.addresses[:1]) for entry in port.interfaces}
     assert (found["eth2.10"], found["eth2.20"]) == ((10, ()), (21, ("10.0.20.1",)))
+
+
+# ---- tables of GIDs ----
+
+
+def test_full_tables_of_two_ports_are_asked_for_once(two_ports, fake):
+    fake.settings.places = 3
+    fake.have_gid("10.9.0.3", 5, netdev="eth2")
+    before = fake.seen.gid_tables
+    first, second = platforms.find("fake0").ports
+    assert [len(port.gids) for port in (first, second)] == [3, 3]
+    assert (fake.seen.gid_tables - before, fake.seen.gids) == (1, 0)
+
+
+def test_a_library_without_tables_of_gids_is_asked_for_each(two_ports, fake, monkeypatch):
+    asked = platforms.find("fake0").ports
+    has = adapter_info.has_symbol
+    monkeypatch.setattr(adapter_info, "has_symbol", lambda name, of: name != b"_ibv_query_gid_table" and has(name, of))
+    assert platforms.find("fake0").ports == asked
+    assert fake.seen.gids == 2 * 1024
+
+
+def test_the_gid_of_a_path_is_asked_for_alone(two_ports, fake):
+    with fake.open() as adapter:
+        before = fake.seen.gid_tables
+        gid = adapter_info.gid_at(adapter._context, "fake0", 2, 4)
+        assert gid == next(gid for gid in adapter.info.ports[1].gids if gid.index == 4)
+        assert (gid.address, gid.netdev, gid.vlan) == ("10.0.30.1", "eth3.30", 30)
+        assert adapter_info.gid_at(adapter._context, "fake0", 2, 9) is None
+        assert (fake.seen.gid_tables - before, fake.seen.gids) == (0, 2)
 
 
 # ---- two ports ----

@@ -311,7 +311,8 @@ def test_its_gids_are_addresses(bare, soft, monkeypatch, tmp_path):
 
     monkeypatch.setattr(adapter_info, "lib", Native())
     monkeypatch.setattr(adapter_info, "has_symbol", lambda name, library: False)
-    gids = adapter_info._gids(None, "soft0", Place(tmp_path, 1, 1), 8, True, Interfaces())
+    table = adapter_info._gid_tables(None, "soft0", {1: 8}, 1)[1]
+    gids = adapter_info._gids("soft0", Place(tmp_path, 1, 1), table, True, Interfaces())
     assert [(gid.index, gid.address, gid.type) for gid in gids] == [
         (0, "127.0.0.1", "iWARP"),
         (1, "192.0.2.7", "iWARP"),
