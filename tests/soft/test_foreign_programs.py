@@ -53,7 +53,8 @@ def check_figures(text: str, count: int) -> None:
     # perftest sweeps powers of two.
     assert [int(row[0]) for row in rows[1:]] == [2 * int(row[0]) for row in rows[:-1]], text
     assert {row[1] for row in rows} == {str(count)}, text
-    assert all(float(row[3]) > 0 for row in rows), text
+    # Of two bytes on a busy machine, the MB/s are 0.00, and the message rate has six places.
+    assert all(any(float(figure) > 0 for figure in row[3:]) for row in rows), text
 
 
 def perftest(tool: str, *options: object, count: int = 200, queue_pairs: int = 1) -> None:
