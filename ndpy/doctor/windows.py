@@ -65,10 +65,12 @@ def examine_catalogue() -> Iterator[Finding]:
     except ProviderError as error:
         yield failed("catalogue", str(error), "as an administrator: netsh winsock reset, then start the machine again")
         return
-    usable = 0
+    usable = silent = 0
     for entry in entries:
         found = list(examine_entry(entry))
-        usable += any(finding.check.endswith(" addresses") and finding.verdict is Verdict.PASS for finding in found)
+        served = [finding.verdict is Verdict.PASS for finding in found if finding.check.endswith(" addresses")]
+        usable += any(served)
+        silent += bool(served) and not any(served)
         yield from found
     if usable:
         yield passed("catalogue", f"{usable} of its {len(entries)} NetworkDirect entries can be used")
@@ -77,7 +79,7 @@ def examine_catalogue() -> Iterator[Finding]:
     if entries:
         message = f"none of the catalogue's {len(entries)} NetworkDirect entries can be used, for the reasons above"
     verdict = warned if os.environ.get("NDPY_PROVIDER") else failed
-    yield verdict("catalogue", message, _GET_ONE)
+    yield verdict("catalogue", message, winsock_catalogue.NO_ADDRESS_REMEDY if silent else _GET_ONE)
 
 
 def examine_entry(entry: winsock_catalogue.Entry) -> Iterator[Finding]:
@@ -146,7 +148,7 @@ def examine_provider(label: str, path: str, provider_id: str, version: str = "")
         yield warned(
             f"{label} addresses",
             "it serves no address, so no adapter can be opened",
-            "see that the adapter is there, has RDMA enabled (Enable-NetAdapterRdma) and an IP address",
+            winsock_catalogue.NO_ADDRESS_REMEDY,
         )
         return
     yield passed(f"{label} addresses", f"{len(adapters)} adapter(s): {', '.join(addresses)}")
@@ -205,7 +207,7 @@ def examine_adapters(adapter: str = "") -> Iterator[Finding]:
         return
     if not infos:
         message, _, remedy = why_no_adapter().partition(": ")
-        yield failed("adapters", message, remedy or _GET_ONE)
+        yield failed("adapters", message, remedy.removesuffix("; `ndpy doctor` says more"))
         return
     if adapter:
         infos = [named for info in infos if (named := as_named(info, adapter))]

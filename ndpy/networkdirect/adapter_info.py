@@ -172,14 +172,32 @@ def adapters_of(provider: Provider, version: int, provider_id: str) -> list[tupl
 
 def why_no_adapter() -> str:
     """Say what is missing on a machine without an adapter, for the error message."""
-    if os.environ.get("NDPY_PROVIDER"):
+    more = "`ndpy doctor` says more"
+    if named := os.environ.get("NDPY_PROVIDER"):
         return (
-            f"the provider in NDPY_PROVIDER ({os.environ['NDPY_PROVIDER']}) serves no address; `ndpy doctor` says more"
+            f"the provider in NDPY_PROVIDER ({named}) serves no address: {winsock_catalogue.NO_ADDRESS_REMEDY}; {more}"
         )
+    if silent := [candidate.path for candidate in provider_candidates(None) if _works(candidate)]:
+        return f"the provider {', '.join(silent)} serves no address: {winsock_catalogue.NO_ADDRESS_REMEDY}; {more}"
     return (
         "the Winsock catalogue has no NetworkDirect provider that can be used: install the adapter's driver, or set "
-        "NDPY_PROVIDER to a provider's DLL (`ndpy softnd path` shows the one that needs no adapter); `ndpy doctor` says more"
+        f"NDPY_PROVIDER to a provider's DLL (`ndpy softnd path` shows the one that needs no adapter); {more}"
     )
+
+
+def _works(candidate: ProviderCandidate) -> bool:
+    """Whether a provider of the catalogue loads and serves its entry's version."""
+    try:
+        provider = Provider.use(candidate.path)
+    except errors.ProviderNotFoundError:
+        return False
+    try:
+        provider.version(candidate.version, candidate.provider_id)
+    except errors.ProviderError:
+        return False
+    finally:
+        provider.drop()
+    return True
 
 
 def _interface_of(addresses: tuple[str, ...]) -> tuple[str | None, int, bool]:

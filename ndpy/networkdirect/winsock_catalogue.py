@@ -19,6 +19,9 @@ VERSIONS = {0x1: 1, 0x2: 2, 0x20000: 2}
 # A provider that serves both families registers once, for IPv6 (contract A.1.6).
 FAMILIES = {2: ("IPv4",), 23: ("IPv4", "IPv6")}
 
+#: What to do if a provider works but serves no address.
+NO_ADDRESS_REMEDY = "see that the adapter is there, has RDMA enabled (Enable-NetAdapterRdma) and an IP address"
+
 # The longest path on Windows, in characters.
 _PATH_LENGTH = 32768
 

@@ -335,7 +335,7 @@ def test_a_machine_without_adapters_is_told_what_to_do(monkeypatch):
     monkeypatch.setenv("NDPY_PROVIDER", "C:\\some.dll")
     found = adapters(monkeypatch)["adapters"]
     assert "serves no address" in found.message
-    assert found.remedy == windows._GET_ONE
+    assert found.remedy == winsock_catalogue.NO_ADDRESS_REMEDY
 
     def fail() -> list[ndpy.AdapterInfo]:
         raise OSError("the registry cannot be read")
