@@ -601,12 +601,13 @@ class QueuePair(WorkQueues):
                 link-local before loopback, IPv4 before IPv6.
             psn: the first packet's sequence number, 24 bits. None for a random one.
             gid: the GID to use, by its index, its address such as "192.0.2.1" or "fe80::1%eth0", or its network interface such as
-                "eth0.10". The best one by rank, if there are several.
+                "eth0.10". The best one by rank, if there are several. Of several interfaces with the address, it is the one by which
+                this machine's routes lead to the address's subnet.
         Raises:
             ValueError: there are a gid and a gid_index.
             UnsupportedError: iWARP adapters other than soft0, and NetworkDirect's, connect through connectors only.
             ConnectionActiveError: the queue pair is connected with other values than these.
-            AddressUnreachableError: the adapter has no such GID.
+            AddressUnreachableError: the adapter has no such GID, or the routes prefer none of several interfaces with the address.
         """
         self._require_endpoints("local_endpoint")
         if gid_index is not None and gid is not None:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import ipaddress
+import itertools
 import os
 import socket
 import struct
@@ -19,6 +20,7 @@ from ndpy.info import AdapterInfo
 
 #: A route is asked for with any port.
 _PORT_DISCARD = 9
+_MOST_NEIGHBOURS = 4
 _ANSWER_BYTES = 1 << 16
 _ANSWER_S = 1.0
 # Numbers of rtnetlink(7).
@@ -107,6 +109,28 @@ def find_route(
         operation=operation,
         native=number if sys.platform == "linux" else 0,
     )
+
+
+def interface_from(address: str, interfaces: Interfaces) -> str:
+    """The interface by which the routes lead from an address of several interfaces to the subnets that it has there.
+
+    Returns: "" if the routes lead to none of them by such an interface, or the address is a link-local one.
+    """
+    own = _parse(address)
+    if own is None or reach(own.address) is Reach.LINK_LOCAL:
+        return ""
+    family = socket.AF_INET if own.address.version == 4 else socket.AF_INET6
+    holders = {name: [entry for entry in entries if _has([entry], own)] for name, entries in interfaces.items()}
+    for entry in (entry for entries in holders.values() for entry in entries if entry.netmask):
+        bits = bin(int(plain_address(entry.netmask))).count("1")
+        subnet = ipaddress.ip_network(f"{own.address}/{bits}", strict=False)
+        # The first ones may be addresses of this machine, to which its routes lead by lo.
+        hosts: Iterator[ipaddress.IPv4Address | ipaddress.IPv6Address] = iter(subnet.hosts())
+        for neighbour in itertools.islice(hosts, _MOST_NEIGHBOURS):
+            out = _out_interface(family, own.address, neighbour)
+            if holders.get(out):
+                return out
+    return ""
 
 
 def _of_version(addresses: Sequence[str], version: int) -> list[_Own]:

@@ -100,18 +100,18 @@ def open_from(which: str | None, source: str | None, gid: str | None) -> tuple[n
 def _of_gid(info: ndpy.AdapterInfo, wanted: str) -> Source:
     port = port_in_use(info)
     gids = port.gids if port is not None else ()
-    for gid in gids:
-        if str(gid.index) == wanted or is_same_address(gid.address, wanted):
-            break
-    else:
+    found = [gid for gid in gids if str(gid.index) == wanted or is_same_address(gid.address, wanted)]
+    if not found:
         known = ", ".join(f"{gid.index} ({gid.address}, {gid.type})" for gid in gids)
         raise click.UsageError(f"{_port_of(info)} has no GID {wanted}; it has {known or 'none'}")
+    gid = found[0]
     if not is_address(gid.address) or not any(is_same_address(gid.address, own) for own in info.addresses):
         raise click.UsageError(
             f"GID {gid.index} ({gid.address}, {gid.type}) is no address of {_port_of(info)}, so connections cannot come from it; "
             f"--source takes {', '.join(info.addresses) or 'an address, and it has none'}"
         )
-    return Source(gid.address, gid)
+    # Of several with the address, rdma_cm chooses.
+    return Source(gid.address, gid if len(found) == 1 else None)
 
 
 def _port_of(info: ndpy.AdapterInfo) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import random
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
 
 from ndpy import errors
 from ndpy.addresses import reach
@@ -15,6 +18,7 @@ from ndpy.flags import Status
 from ndpy.info import AdapterInfo, Gid, PathInfo, PortInfo, is_same_address, port_with
 from ndpy.queue_pair_attributes import CHANGES, AddressVector, Change, QueuePairState, QueuePairType
 from ndpy.quirks import Quirk
+from ndpy.routes import interface_from
 from ndpy.verbs.adapter_info import gid_at, mtu_bytes
 from ndpy.verbs.native_calls import check, ffi, lib
 from ndpy.verbs.queue_pair_attributes import modify
@@ -41,14 +45,26 @@ def _is_named(gid: Gid, name: str) -> bool:
 def best_gid(info: AdapterInfo, port: PortInfo) -> Gid | None:
     """The best GID of a port: of the interface or the address that the adapter was asked for by, if there is one."""
     wanted = [gid for gid in port.gids if _is_named(gid, info.asked_for)] if info.asked_for else []
-    return min(wanted or port.gids, key=rank, default=None)
+    return next(iter(_best(wanted or port.gids)), None)
+
+
+def _best(gids: Sequence[Gid]) -> list[Gid]:
+    """The best of these by rank. Several if that is an address of several interfaces, and the routes prefer none of them."""
+    best = min(gids, key=rank, default=None)
+    same = [gid for gid in gids if best is not None and (gid.value, gid.type) == (best.value, best.type)]
+    # Interfaces of other network namespaces may have the address too.
+    same = [gid for gid in same if gid.netdev] or same[:1]
+    if len(same) > 1:
+        out = interface_from(same[0].address, psutil.net_if_addrs())
+        same = [gid for gid in same if gid.netdev == out] or same
+    return same
 
 
 def find_gid(adapter: VerbsAdapter, port: PortInfo, wanted: int | str) -> Gid:
     """The GID of a port with this index, or the best one with this address or of this network interface.
 
     Raises:
-        AddressUnreachableError: there is none.
+        AddressUnreachableError: there is none, or several interfaces have the address.
     """
     if isinstance(wanted, str):
         found = [gid for gid in port.gids if _is_named(gid, wanted)]
@@ -64,7 +80,14 @@ def find_gid(adapter: VerbsAdapter, port: PortInfo, wanted: int | str) -> Gid:
             f"port {port.number} of {adapter.info.name} has no GID {what}; it has {known or 'none'}",
             operation="local_endpoint",
         )
-    return min(found, key=rank)
+    best = _best(found)
+    if len(best) > 1:
+        raise errors.AddressUnreachableError(
+            f"{wanted} is the address of several interfaces of port {port.number} of {adapter.info.name}, and the routes lead to its "
+            f"subnet by none of them; choose a GID by its index: {', '.join(f'{gid.index} ({gid.netdev})' for gid in best)}",
+            operation="local_endpoint",
+        )
+    return best[0]
 
 
 def local_endpoint_of(adapter: VerbsAdapter, qp_number: int, wanted: int | str | None, psn: int | None) -> Endpoint:

@@ -24,7 +24,7 @@ from ndpy import Capability, platforms, system_files
 from ndpy.cli import main, sources
 from ndpy.doctor import linux
 from ndpy.doctor.findings import Verdict
-from ndpy.verbs import adapter_info, interfaces
+from ndpy.verbs import adapter_info, endpoint, interfaces
 from ndpy.verbs.native_calls import lib
 
 DOWN, ACTIVE = lib.IBV_PORT_DOWN, lib.IBV_PORT_ACTIVE
@@ -434,6 +434,61 @@ def test_the_gid_of_a_path_is_asked_for_alone(two_ports, fake):
         assert (gid.address, gid.netdev, gid.vlan) == ("10.0.30.1", "eth3.30", 30)
         assert adapter_info.gid_at(adapter._context, "fake0", 2, 9) is None
         assert (fake.seen.gid_tables - before, fake.seen.gids) == (0, 2)
+
+
+# ---- one address, several interfaces ----
+
+
+@pytest.fixture
+def bond_and_tunnel(machine, fake):
+    machine.interface("bond0", "10.0.0.1", "fe80::1%bond0", kind="bond")
+    machine.interface("vx0", "10.0.0.1", "fe80::1%vx0", kind="vxlan", on=["bond0"])
+    for index, (kind, netdev, address) in enumerate(
+        [
+            ("RoCE v1", "vx0", "10.0.0.1"),
+            ("RoCE v2", "vx0", "10.0.0.1"),
+            ("RoCE v2", "bond0", "10.0.0.1"),
+            ("RoCE v2", "bond0", "fe80::1"),
+            ("RoCE v2", "vx0", "fe80::1"),
+        ]
+    ):
+        fake.have_gid(address, index, kind=kind, netdev=netdev)
+
+
+def index_of(adapter, gid=None):
+    with adapter.create_completion_queue(8) as queue, adapter.create_queue_pair(queue) as queue_pair:
+        return queue_pair.local_endpoint(gid=gid).gid_index
+
+
+def test_of_one_address_at_two_interfaces_the_one_of_the_routes_is_taken(bond_and_tunnel, fake, monkeypatch):
+    with fake.open() as adapter:
+        for netdev, index in (("bond0", 2), ("vx0", 1)):
+            monkeypatch.setattr(endpoint, "interface_from", lambda address, _, netdev=netdev: netdev)
+            assert [index_of(adapter), index_of(adapter, "10.0.0.1")] == [index, index]
+        assert [index_of(adapter, wanted) for wanted in (0, "bond0", "fe80::1%bond0")] == [0, 2, 3]
+
+
+def test_if_the_routes_decide_nothing_both_indexes_are_named(bond_and_tunnel, fake, monkeypatch):
+    monkeypatch.setattr(endpoint, "interface_from", lambda address, _: "")
+    with fake.open() as adapter:
+        assert index_of(adapter) == 1
+        for wanted, indexes in (("10.0.0.1", r"1 \(vx0\), 2 \(bond0\)"), ("fe80::1", r"3 \(bond0\), 4 \(vx0\)")):
+            with pytest.raises(ndpy.AddressUnreachableError, match=f"{wanted} is the address of several .*: {indexes}"):
+                index_of(adapter, wanted)
+
+
+def test_the_same_address_in_another_namespace_does_not_count(machine, fake):
+    machine.interface("eth0", "10.0.0.1")
+    fake.have_gid("10.0.0.1", 0, netdev="eth7")
+    fake.have_gid("10.0.0.1", 1, netdev="eth0")
+    with fake.open() as adapter:
+        assert [index_of(adapter), index_of(adapter, "10.0.0.1")] == [1, 1]
+
+
+def test_of_several_gids_with_the_address_of_a_command_rdma_cm_chooses(bond_and_tunnel, fake):
+    adapter, source = sources.open_from("fake0", None, "10.0.0.1")
+    with adapter:
+        assert (source.host, source.gid) == ("10.0.0.1", None)
 
 
 # ---- two ports ----

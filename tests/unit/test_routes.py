@@ -78,6 +78,24 @@ def test_otherwise_one_whose_subnet_has_it(system):
         source_of("203.0.113.9", "203.0.113.1", "198.51.100.1")
 
 
+def test_of_interfaces_with_one_address_it_is_the_one_that_leads_to_its_subnet(system):
+    def have(mask):
+        return [SimpleNamespace(family=socket.AF_INET, address="192.0.2.1", netmask=mask)]
+
+    both = {**INTERFACES, "tunnel0": have("255.255.255.255"), "bond0": have("255.255.255.0"), "eth0": []}
+    # The second address of the subnet is this machine's too.
+    system.interfaces = {("192.0.2.1", "192.0.2.2"): "lo", ("192.0.2.1", "192.0.2.3"): "bond0"}
+    assert routes.interface_from("192.0.2.1", both) == "bond0"
+    system.interfaces = {("192.0.2.1", "192.0.2.2"): "eth7"}
+    assert routes.interface_from("192.0.2.1", both) == ""
+    assert routes.interface_from("192.0.2.1", {"tunnel0": have("255.255.255.255")}) == ""
+    assert routes.interface_from("2001:db8::1", INTERFACES) == ""
+    system.interfaces = {("2001:db8::1", "2001:db8::2"): "eth1", ("fe80::1", "fe80::2"): "eth1"}
+    assert routes.interface_from("2001:db8::1", INTERFACES) == "eth1"
+    near = SimpleNamespace(family=socket.AF_INET6, address="fe80::1", netmask="ffff:ffff:ffff:ffff::")
+    assert routes.interface_from("fe80::1", {"eth1": [near]}) == ""
+
+
 def test_a_subnet_counts_for_nothing_where_the_routes_forbid_it(system):
     for number, why in ((errno.EINVAL, "blackhole"), (errno.EACCES, "prohibit"), (errno.EHOSTUNREACH, "unreachable")):
         system.sources["192.0.2.9"] = number
