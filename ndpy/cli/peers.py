@@ -37,8 +37,8 @@ class PeerRefused(Exception):
         self.text = text
 
 
-def parse_address(text: str, default_port: int, default_host: str = "") -> tuple[str, int]:
-    """Split HOST, HOST:PORT, :PORT, [HOST]:PORT or a bare IPv6 address into host and port. Raises ValueError."""
+def parse_address(text: str, default_port: int) -> tuple[str, int]:
+    """Split HOST, HOST:PORT, :PORT, [HOST]:PORT or a bare IPv6 address into host, perhaps "", and port. Raises ValueError."""
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
@@ -50,7 +50,7 @@ def parse_address(text: str, default_port: int, default_host: str = "") -> tuple
         host, port = text, ""
     if port and not (port.isdigit() and int(port) <= 65535):
         raise ValueError(f"{port!r} is not a port number")
-    return host or default_host, int(port) if port else default_port
+    return host, int(port) if port else default_port
 
 
 def nearest_first(own: Iterable[str], control: str | None) -> list[str]:

@@ -139,7 +139,7 @@ def test_connections_come_from_where_the_routes_say(ends):
 def test_the_commands_work_with_an_end_on_each_host(ends):
     host = next(iter(ends.server))
     there = host.replace("%eth0.100", "%wire9")
-    smoke = ends.far.ndpy("smoke", "--serve", "soft0", "--listen", f"[{there}]:7001")
+    smoke = ends.far.ndpy("smoke", "--serve", "soft0", "--listen", ":7001")
     perf = ends.far.ndpy("perf", "--serve", "soft0", "--listen", f"[{there}]:7002")
     smoke.wait_for("Press Ctrl-C")
     near = ends.near.ndpy("smoke", "soft0", "--peer", f"[{host}]:7001", "--only", "link", "--only", "connect")

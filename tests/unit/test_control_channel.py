@@ -135,8 +135,8 @@ def test_arguments_that_do_not_fit_are_refused(take):
     [
         ("host", ("host", DEFAULT_PORT)),
         ("host:5", ("host", 5)),
-        (":5", ("default", 5)),
-        ("", ("default", DEFAULT_PORT)),
+        (":5", ("", 5)),
+        ("", ("", DEFAULT_PORT)),
         ("192.0.2.1:5", ("192.0.2.1", 5)),
         ("2001:db8::1", ("2001:db8::1", DEFAULT_PORT)),
         ("[2001:db8::1]:5", ("2001:db8::1", 5)),
@@ -144,7 +144,7 @@ def test_arguments_that_do_not_fit_are_refused(take):
     ],
 )
 def test_addresses_of_a_peer(text, expected):
-    assert parse_address(text, DEFAULT_PORT, "default") == expected
+    assert parse_address(text, DEFAULT_PORT) == expected
 
 
 @pytest.mark.parametrize("text", ["host:port", "host:70000", "[2001:db8::1", "[2001:db8::1]5"])

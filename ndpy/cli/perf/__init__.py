@@ -138,8 +138,8 @@ def _size(text: str) -> int:
 @click.option(
     "--listen",
     "listen_at",
-    metavar="HOST[:PORT]",
-    help=f"Where --serve listens. Default: port {DEFAULT_PORT} of the adapter's first address.",
+    metavar="[HOST][:PORT]",
+    help=f"Where --serve listens. Default: port {DEFAULT_PORT} of all the adapter's addresses.",
 )
 @click.option("--client", type=click.IntRange(1, 65535), hidden=True, help="With --serve: serve one client only. It listens at this port of this machine; its secret is on standard input.")  # fmt: skip
 def command(words: tuple[str, ...], serving: bool, listen_at: str | None, client: int | None, **options: Any) -> None:

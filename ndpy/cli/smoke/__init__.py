@@ -61,7 +61,10 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 )
 @click.option("--serve", "serving", is_flag=True, help="Be the peer of smoke tests on other machines, until Ctrl-C.")
 @click.option(
-    "--listen", "listen_at", metavar="HOST[:PORT]", help="Where --serve listens. Default: the adapter's first address."
+    "--listen",
+    "listen_at",
+    metavar="[HOST][:PORT]",
+    help=f"Where --serve listens. Default: port {DEFAULT_PORT} of all the adapter's addresses.",
 )
 @click.option(
     "--client",
