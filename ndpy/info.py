@@ -68,6 +68,7 @@ class PortInfo:
         pkeys: its table of P_Keys, by index, without the unused entries at its end. Empty if the system tells none.
         speed_gbps: how fast it is, in 10**9 bits per second, as the driver says. None if the system does not tell.
         interfaces: all network interfaces that lead to it, such as VLANs and bonds.
+        max_transfer_length: the longest message, in bytes. 0 if the port does not tell, as on Windows.
     Source: ibv_query_port(3), ibv_query_pkey(3), ibv_query_port_speed(3).
     """
 
@@ -82,6 +83,7 @@ class PortInfo:
     pkeys: tuple[int, ...] = ()
     speed_gbps: float | None = None
     interfaces: tuple[NetworkInterface, ...] = ()
+    max_transfer_length: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,6 +247,7 @@ def _seen_from(
         netdev=netdev,
         mtu=port.mtu,
         state=port.state,
+        max_transfer_length=port.max_transfer_length or info.max_transfer_length,
         addresses=tuple(dict.fromkeys([*first, *(address for address in info.addresses if address not in others)])),
     )
 

@@ -71,7 +71,8 @@ class Listener(Resource):
         """Wait for the next request.
 
         Parameters:
-            timeout_s: how long to wait. None waits for ever.
+            timeout_s: how long to wait. None waits for ever. To soft0 a connection is a file descriptor. Without a free one,
+                requests wait until there is one, and only the TimeoutError tells why.
         Returns: a connector in the state requested.
         Raises:
             TimeoutError: no request came within timeout_s seconds.

@@ -36,6 +36,8 @@ _STATES = {
 _LINK_LAYERS = {lib.IBV_LINK_LAYER_INFINIBAND: "InfiniBand", lib.IBV_LINK_LAYER_ETHERNET: "Ethernet"}
 #: The link layer of a port that does not answer.
 SILENT = "unknown"
+# Of a port that does not tell.
+_LONGEST = 1 << 31
 _RXE_VENDOR = 0xFFFFFF
 _SIW_VENDOR = 0x626D74
 
@@ -194,8 +196,6 @@ def describe(context: Any, name: str) -> AdapterInfo:
         capabilities |= Capability.DATA_IN_ORDER
     if any((folder_of(name) / "ports").glob("*/*counters/*")):
         capabilities |= Capability.COUNTERS
-    port_attributes = ffi.new("struct ibv_port_attr *")
-    check("ibv_query_port", lib.ndpy_query_port(context, best.number, port_attributes))
     registration = int(attributes.max_mr_size)
     return AdapterInfo(
         name=name,
@@ -217,7 +217,7 @@ def describe(context: Any, name: str) -> AdapterInfo:
         max_initiator_sge=attributes.max_sge,
         max_receive_sge=attributes.max_sge,
         max_read_sge=min(attributes.max_sge_rd or attributes.max_sge, attributes.max_sge),
-        max_transfer_length=port_attributes.max_msg_sz or (1 << 31),
+        max_transfer_length=_longest_everywhere(answering),
         max_inline_data_size=probed.inline_size,
         max_inbound_read_limit=min(attributes.max_qp_rd_atom, 255),
         max_outbound_read_limit=min(attributes.max_qp_init_rd_atom, 255),
@@ -327,6 +327,12 @@ def _ports(context: Any, name: str, count: int, iwarp: bool, here: Interfaces) -
     )
 
 
+def _longest_everywhere(ports: Iterable[PortInfo]) -> int:
+    """The longest message that any port of these carries, whichever a connection takes. Active ones count, if there are any."""
+    told = [(port.state != "active", port.max_transfer_length) for port in ports if port.max_transfer_length]
+    return min(told)[1] if told else _LONGEST
+
+
 def _ask_port(context: Any, name: str, number: int) -> Any:
     attributes = ffi.new("struct ibv_port_attr *")
     check("ibv_query_port", lib.ndpy_query_port(context, number, attributes), f"{name} port {number} does not answer")
@@ -353,6 +359,7 @@ def _port(
         pkeys=_pkeys(name, number, here),
         speed_gbps=_speed_gbps(context, name, number, here),
         interfaces=found,
+        max_transfer_length=attributes.max_msg_sz,
     )
 
 

@@ -44,6 +44,7 @@ struct fake_port {
     int32_t link_layer;
     int32_t mtu;
     int32_t lid;
+    int32_t longest; /* message; 0 is a GiB, below 0 the port does not tell */
 } fake_ports[8];
 
 struct ibv_gid_entry fake_gids[1024];
@@ -319,7 +320,7 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
     attributes->state = set->state ? (enum ibv_port_state)set->state : fake_settings.port_down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
     attributes->max_mtu = IBV_MTU_4096;
     attributes->active_mtu = set->mtu ? (enum ibv_mtu)set->mtu : IBV_MTU_4096;
-    attributes->max_msg_sz = 1u << 30;
+    attributes->max_msg_sz = set->longest < 0 ? 0 : set->longest ? (uint32_t)set->longest : 1u << 30;
     attributes->link_layer = set->link_layer < 0 ? IBV_LINK_LAYER_UNSPECIFIED :
         set->link_layer ? (uint8_t)set->link_layer : IBV_LINK_LAYER_ETHERNET;
     attributes->lid = (uint16_t)set->lid;

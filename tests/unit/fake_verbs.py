@@ -65,7 +65,7 @@ class Settings(ctypes.Structure):
 class Port(ctypes.Structure):
     """struct fake_port."""
 
-    _fields_ = tuple((name, ctypes.c_int32) for name in ("state", "link_layer", "mtu", "lid"))
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("state", "link_layer", "mtu", "lid", "longest"))
 
 
 class GidEntry(ctypes.Structure):

@@ -617,3 +617,32 @@ def test_interfaces_that_have_just_gone_are_not_an_error(vlans):
     shutil.rmtree(interfaces.folder_of("eth2.20"))
     (port,) = platforms.find("fake0").ports
     assert [entry.kind for entry in port.interfaces] == ["ethernet", "vlan", "unknown"]
+
+
+# ---- the longest message ----
+
+
+@pytest.mark.parametrize(
+    ("ports", "longest"),
+    [
+        ([(ACTIVE, 1 << 20), (ACTIVE, 1 << 16)], 1 << 16),
+        ([(ACTIVE, 1 << 20), (DOWN, 1 << 16)], 1 << 20),
+        ([(DOWN, 1 << 20), (DOWN, 1 << 16)], 1 << 16),
+        ([(ACTIVE, 1 << 20), (ACTIVE, -1)], 1 << 20),
+        ([(ACTIVE, -1), (ACTIVE, -1)], 1 << 31),
+    ],
+)
+def test_whichever_port_a_connection_takes_the_longest_message_fits(two_ports, fake, ports, longest):
+    for port, (state, own) in zip(fake.ports, ports, strict=False):
+        port.state, port.longest = state, own
+    info = platforms.find("fake0")
+    assert info.max_transfer_length == longest
+    assert [port.max_transfer_length for port in info.ports] == [max(own, 0) for _, own in ports]
+
+
+@pytest.mark.parametrize(("which", "longest"), [("fake0:1", 1 << 20), ("eth3.30", 1 << 16), ("10.0.1.1", 1 << 20)])
+def test_the_longest_message_is_that_of_the_port_that_was_asked_for(two_ports, fake, which, longest):
+    fake.ports[0].longest, fake.ports[1].longest = 1 << 20, 1 << 16
+    fake.name = which
+    with fake.open() as adapter:
+        assert adapter.info.max_transfer_length == longest
