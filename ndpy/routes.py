@@ -69,7 +69,8 @@ def find_route(
 
     It is the one that the system's routes choose, as they do for TCP. If that is not the adapter's, it is the destination if
     that is the adapter's; an address of the adapter from which routes lead to the destination by the address's own interface;
-    or one whose subnet contains the destination. To another address of this machine and to a group any of them leads.
+    or one whose subnet contains the destination. To another address of this machine one of its subnet leads, or else any of them,
+    and to a group any of them.
 
     A link-local destination without an interface is taken to be on the only one where the adapter has such an address.
 
@@ -193,8 +194,11 @@ def _others(
     near = reach(wanted) in (Reach.LINK_LOCAL, Reach.MULTICAST) and bool(scope)
     usable = [entry for entry in own if (entry.scope == scope if near else not entry.scope)]
     yield from (entry for entry in usable if entry.address == wanted)
+    everything = [one for entries in interfaces.values() for one in entries]
+    in_subnet = [entry for entry in usable if any(_has([one], entry) and _contains(one, wanted) for one in everything)]
     if chosen is not None and chosen.address == wanted:
-        # The destination is another address of this machine.
+        # The destination is another address of this machine, perhaps that of the other end of a cable.
+        yield from in_subnet
         yield from usable
     if sys.platform == "win32":
         # There, a socket uses only ways by the interface of its own address.
@@ -208,10 +212,7 @@ def _others(
         # A group needs no route.
         yield from usable
     if chosen is not None:
-        for entry in usable:
-            everything = (one for entries in interfaces.values() for one in entries)
-            if any(_has([one], entry) and _contains(one, wanted) for one in everything):
-                yield entry
+        yield from in_subnet
 
 
 def _contains(entry: Any, wanted: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

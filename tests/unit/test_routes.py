@@ -111,6 +111,9 @@ def test_addresses_of_this_machine_and_groups_need_no_route(system):
     system.sources["203.0.113.1"] = "203.0.113.1"
     assert source_of("203.0.113.1", "192.0.2.1", "198.51.100.1") == "192.0.2.1"
     assert source_of("239.1.2.3", "192.0.2.1", "198.51.100.1") == "192.0.2.1"
+    # The other end of a cable between two adapters of this machine.
+    system.sources["198.51.100.2"] = "198.51.100.2"
+    assert source_of("198.51.100.2", "192.0.2.1", "198.51.100.1") == "198.51.100.1"
 
 
 def test_a_family_that_the_adapter_does_not_have_is_named(system):
