@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 from ndpy import errors
-from ndpy.addresses import reach
+from ndpy.addresses import Reach, reach
 from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.endpoint import Endpoint
 from ndpy.flags import Status
@@ -49,11 +49,16 @@ def best_gid(info: AdapterInfo, port: PortInfo) -> Gid | None:
 
 
 def _best(gids: Sequence[Gid]) -> list[Gid]:
-    """The best of these by rank. Several if that is an address of several interfaces, and the routes prefer none of them."""
-    best = min(gids, key=rank, default=None)
-    same = [gid for gid in gids if best is not None and (gid.value, gid.type) == (best.value, best.type)]
+    """The best of these by rank. Several if that is an address of several interfaces, and the routes prefer none of them.
+
+    Interfaces may have a link-local address in common, such as a VLAN's and the one that it lies on. The first one is the best then.
+    """
+    ranked = sorted(gids, key=rank)
+    same = [gid for gid in ranked if (gid.value, gid.type) == (ranked[0].value, ranked[0].type)]
     # Interfaces of other network namespaces may have the address too.
     same = [gid for gid in same if gid.netdev] or same[:1]
+    if same and reach(same[0].value) is Reach.LINK_LOCAL:
+        return same[:1]
     if len(same) > 1:
         out = interface_from(same[0].address, psutil.net_if_addrs())
         same = [gid for gid in same if gid.netdev == out] or same
