@@ -165,11 +165,9 @@ def test_nothing_can_be_posted_as_soon_as_a_poll_tells_of_the_overrun(idle, fake
     answers = []
 
     def tell_late(told) -> None:
-        try:
+        with pytest.raises(Overrun):
             idle.queue.poll()
-            queue_pair.receive([])
-        except ndpy.NdpyError as error:
-            answers.append(error)
+        answers.append("told")
         with pytest.raises(Overrun):
             queue_pair.receive([])
         answers.append("refused")
@@ -178,7 +176,6 @@ def test_nothing_can_be_posted_as_soon_as_a_poll_tells_of_the_overrun(idle, fake
     monkeypatch.setattr(type(queue_pair), "_on_queue_failed", tell_late)
     fake.overrun(idle.queue)
     soon(lambda: len(answers) == 2, "all are told")
-    assert isinstance(answers[0], Overrun)
 
 
 def test_a_queue_that_was_overrun_takes_no_new_queue_pair(lost):
