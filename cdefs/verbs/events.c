@@ -260,6 +260,17 @@ static void copy_datagram_event(const struct rdma_cm_event *event, struct ndpy_c
     }
 }
 
+/* The interface of a link-local address does not cross the network. That of the address listened at is it. */
+static void complete_scope(struct sockaddr *address, const struct sockaddr *listener)
+{
+    struct sockaddr_in6 *incomplete = (struct sockaddr_in6 *)address;
+    const struct sockaddr_in6 *known = (const struct sockaddr_in6 *)listener;
+
+    if (address->sa_family == AF_INET6 && listener->sa_family == AF_INET6 && !incomplete->sin6_scope_id &&
+        IN6_IS_ADDR_LINKLOCAL(&incomplete->sin6_addr) && IN6_IS_ADDR_LINKLOCAL(&known->sin6_addr))
+        incomplete->sin6_scope_id = known->sin6_scope_id;
+}
+
 int ndpy_next_cm_event(struct rdma_event_channel *channel, uint64_t new_key, struct ndpy_cm_event *out)
 {
     struct rdma_cm_event *event;
@@ -273,6 +284,8 @@ int ndpy_next_cm_event(struct rdma_event_channel *channel, uint64_t new_key, str
     if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
         out->listener = (uintptr_t)event->listen_id->context;
         event->id->context = (void *)(uintptr_t)new_key;
+        complete_scope(&event->id->route.addr.src_addr, &event->listen_id->route.addr.src_addr);
+        complete_scope(&event->id->route.addr.dst_addr, &event->listen_id->route.addr.src_addr);
     }
     out->key = (uintptr_t)event->id->context;
     if (event->id->ps == RDMA_PS_UDP)

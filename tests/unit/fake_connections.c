@@ -129,7 +129,13 @@ int fake_connection_request(uint64_t key, int elsewhere)
         id->ibv.verbs = elsewhere ? &context_of_another : &context_of_manager;
         id->ibv.route.addr = listener->ibv.route.addr;
         id->ibv.ps = listener->ibv.ps;
-        ((struct sockaddr_in *)&id->ibv.route.addr.dst_addr)->sin_family = AF_INET;
+        if (id->ibv.route.addr.src_addr.sa_family == AF_INET6) {
+            /* No scope crosses the network. */
+            id->ibv.route.addr.src_sin6.sin6_scope_id = 0;
+            id->ibv.route.addr.dst_sin6 = id->ibv.route.addr.src_sin6;
+        } else {
+            ((struct sockaddr_in *)&id->ibv.route.addr.dst_addr)->sin_family = AF_INET;
+        }
         id->asked = listener;
         push(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0, listener);
     }

@@ -193,6 +193,15 @@ def test_a_read_limit_that_is_no_number_of_reads_is_refused_at_once(fake, adapte
     assert queue_pair.connector is None
 
 
+@pytest.mark.parametrize("host", ["fe80::1%lo", "2001:db8::1"])
+def test_a_client_on_a_link_is_told_with_the_interface_that_its_request_came_by(fake, adapter, host):
+    """The kernel tells link-local addresses of RoCE without one. A server may connect back to the address."""
+    with adapter.listen((host, 0)) as listener:
+        fake.request(listener)
+        with listener.get_request(DEADLINE_S) as server:
+            assert (server.local_address[0], server.peer_address[0]) == (host, host)
+
+
 def test_a_queue_pair_that_a_connector_takes_meanwhile_is_connected_to_no_endpoint(adapter, queue_pair):
     ends = [Endpoint(lid=1, qp_number=number, psn=1, gid=bytes(16), mtu=1024) for number in (1, 2)]
     queue_pair._local = ends[0]
