@@ -66,15 +66,15 @@ on_soft() {
 # The examples and the tests of the smoke test start many processes, which is slow in the VM. On rxe the examples run between two
 # hosts, and the smoke test with rig/test-kernels.sh.
 soft_tests='tests/contract tests/interop tests/examples tests/networks tests/verbs/test_smoke.py'
-rxe_tests='tests/contract tests/interop tests/verbs --ignore tests/verbs/test_smoke.py'
+rxe_tests='tests/contract tests/interop tests/verbs tests/networks/test_on_cables.py --ignore tests/verbs/test_smoke.py'
 # Emulating a second processor costs half as much time again. The newest kernel and siw have two.
 rxe_cpus=1
 # tests/verbs starts dozens of processes, which takes minutes in the VM.
-siw_tests='tests/contract tests/interop'
+siw_tests='tests/contract tests/interop tests/networks/test_on_cables.py'
 if [ -n "${NDPY_STRESS:-}" ]; then
-    rxe_tests='tests/contract tests/interop tests/examples tests/verbs'
+    soft_tests='tests/contract tests/interop tests/examples tests/verbs tests/networks'
+    rxe_tests='tests/contract tests/interop tests/examples tests/verbs tests/networks/test_on_cables.py'
     siw_tests=$rxe_tests
-    soft_tests="$rxe_tests tests/networks"
 fi
 
 # tests/wheels creates this environment, unless ARGS deselects it.
@@ -86,7 +86,9 @@ leave_out() { for module; do echo "--ignore tests/contract/test_$module.py"; don
 not_on_newest=$(leave_out \
     aio_closed_peers aio_crowd aio_ctrl_c aio_dropped aio_hostile aio_unequal_ends copies_of_objects foreign_regions layouts_of_memory names ndk \
     outstanding pending registration_cache_exposures registration_cache_merging timeouts)
-not_on_siw="$not_on_newest $(leave_out alloc registration_cache_fuzz registration_cache_threads)"
+not_on_siw="$not_on_newest $(leave_out alloc registration_cache_fuzz registration_cache_threads)
+    --deselect tests/networks/test_on_cables.py::test_a_listener_of_one_adapter_takes_peers_of_all_its_subnets
+    --deselect tests/networks/test_on_cables.py::test_an_adapter_on_a_bond_uses_it"
 if [ -n "${NDPY_STRESS:-}" ]; then not_on_newest= not_on_siw=; fi
 on_siw() {
     name_installed
