@@ -99,14 +99,20 @@ class End:
     def _collect(self) -> list[tuple[int, Any]]:
         return [(done.context, done.status) for done in consumer.get_results(self.side.cq, 16)]
 
-    def outcome(self, number: int) -> Any:
-        end = time.monotonic() + DEADLINE_S
+    def ends(self, number: int, limit_s: float) -> bool:
+        """Whether a request has an outcome, at the latest `limit_s` after the last one that had."""
+        end = time.monotonic() + limit_s
         while number not in self._done:
             new = self._collect()
             self._done.update(new)
             if not new:
-                assert time.monotonic() < end, f"request {number} has no outcome; others have {self._done}"
+                if time.monotonic() >= end:
+                    return False
                 kernel32.Sleep(0)
+        return True
+
+    def outcome(self, number: int) -> Any:
+        assert self.ends(number, DEADLINE_S), f"request {number} has no outcome; others have {self._done}"
         return self._done[number]
 
     def release_queue_pair(self) -> None:

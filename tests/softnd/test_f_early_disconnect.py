@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from conftest import share
+from consumer import still_open
 from early_disconnect import BURST, CONVERSATIONS, END_TOGETHER, Participant, run_conversation, run_role
 from peer import Peer
 from starting import create_process
@@ -82,13 +83,19 @@ def test_f_5_4_between_processes(active):
 
 @pytest.mark.parametrize("taken", [1, BURST])
 def test_f_5_4_the_receivers_process_ends_at_once(taken):
-    for _ in range(share(20, 1)):
+    rounds, kept = share(20, 1), 0
+    for _ in range(rounds):
         participant = Participant(2)
         with Peer("early_disconnect", "exit_after", taken) as peer:
             to = tuple(peer.receive())
             with participant.connected(to, b"", (0, 0), lambda end: None) as end:
                 sent = [end.send(64) for _ in range(BURST)]
+                if not all(end.ends(number, 3) for number in sent):
+                    assert still_open(end.connector), "the peer's socket is closed, and requests have no outcome"
+                    kept += 1
+                    end.disconnect()
                 outcomes = [end.outcome(number) for number in sent]
                 assert outcomes[:taken] == [Status.SUCCESS] * taken, outcomes
             assert peer.finish() == 0
         participant.kit.close()
+    assert kept <= 1 + rounds // 4, "too many for sockets that Wine keeps"
