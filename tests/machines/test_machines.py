@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import patient
 
 if sys.platform != "linux":
     pytest.skip("the machines are examined on Linux", allow_module_level=True)
@@ -31,7 +32,7 @@ def examined(*command: str) -> dict[str, dict[str, str]]:
         [sys.executable, FOLDER / command[0], *command[1:]],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
         cwd=FOLDER.parent.parent,
     )
     if done.returncode == _CANNOT:
