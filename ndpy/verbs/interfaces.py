@@ -152,9 +152,11 @@ class Interfaces:
         hardware_address: the one of its interface, if its GIDs are made of that.
         """
         of_gids = [gid.netdev for gid in gids if gid.netdev]
+        # Where all GIDs of RoCE are of another network namespace, so is the name of the interface.
+        elsewhere = not of_gids and any(gid.type.startswith("RoCE") for gid in gids)
         found = [
             *of_gids,
-            *self._named_by_adapter(place),
+            *([] if elsewhere else self._named_by_adapter(place)),
             *self._with_hardware_address(hardware_address),
             *self._of_device(place),
         ]

@@ -335,8 +335,12 @@ def test_older_drivers_number_ports_by_dev_id(machine, fake):
 # ---- network namespaces ----
 
 
-def test_an_interface_of_the_same_name_in_another_namespace_is_not_the_gids(machine, fake):
+@pytest.mark.parametrize("in_software", [False, True])
+def test_an_interface_of_the_same_name_in_another_namespace_is_not_the_gids(machine, fake, in_software):
     machine.interface("eth0", "10.244.0.7", hardware="02:00:00:00:00:99")
+    if in_software:
+        # The kernel shows the name of the interface that rxe was made on everywhere.
+        (fake.folder / "parent").write_text("eth0\n")
     fake.have_gid("fe80::ff:fe00:1", 0, netdev="eth0")
     fake.have_gid("192.0.2.1", 1, netdev="eth0")
     info = platforms.find("fake0")
