@@ -3,10 +3,10 @@
 #
 # Three rows of parts run side by side. Programs under Wine and tests without a VM wait more than they compute.
 #
-#   the first row    on this machine the tests on soft0, then tests/unit, tests/machines and tests/wheels; then, in VMs, those that need an adapter
-#                    on rxe0, and two hosts with siw
-#   wine             rig/test-softnd.sh and rig/test-windows.sh; then, in a VM, the tests on siw0; with NDPY_STRESS=1
-#                    rig/test-aarch64.sh too
+#   the first row    on this machine the tests on soft0, then tests/unit, tests/machines and tests/wheels; then, in a VM, those
+#                    that need an adapter on rxe0
+#   wine             rig/test-softnd.sh and rig/test-windows.sh; then, in VMs, the tests on siw0 and two hosts with siw; with
+#                    NDPY_STRESS=1 rig/test-aarch64.sh too
 #   machines         rig/test-kernels.sh on the newest kernel, the VM's own tests, softnd against siw, and two hosts with rxe
 #                    (rig/test-hosts.sh), all in VMs; then rig/test-softverbs.sh; with NDPY_STRESS=1 ten of the faults of
 #                    tests/mutants/logic
@@ -16,7 +16,7 @@
 # PARTS="unit rxe0" runs only these of the parts below. At the end, each part's time and slowest modules are printed.
 
 set -u
-parts="soft0 unit rxe0 hosts-siw softnd windows peers siw0 aarch64 newest-kernel vm softnd-siw hosts-rxe softverbs faults"
+parts="soft0 unit rxe0 softnd windows peers siw0 hosts-siw aarch64 newest-kernel vm softnd-siw hosts-rxe softverbs faults"
 for part in ${PARTS:=$parts}; do
     case " $parts " in
     *" $part "*) ;;
@@ -188,13 +188,13 @@ first() {
     part soft0 on_soft # first, because it finds most mistakes in a minute
     part unit without_an_adapter
     part rxe0 on_rxe
-    part hosts-siw with_usual_counts on_siw_hosts
 }
 wine() {
     part softnd rig/test-softnd.sh windows
     part windows rig/test-windows.sh
     part peers rig/test-softnd.sh peers
     part siw0 with_usual_counts on_siw
+    part hosts-siw with_usual_counts on_siw_hosts
     if [ -n "${NDPY_STRESS:-}" ]; then part aarch64 with_usual_counts on_aarch64; fi
 }
 machines() {
