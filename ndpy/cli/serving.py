@@ -162,6 +162,7 @@ def _serve_all(
             except (BlockingIOError, ConnectionAbortedError):
                 # The client has gone.
                 continue
+            # Winsock gives it the listener's mode.
             connection.setblocking(True)
             say(f"client {address[0]}")
             try:

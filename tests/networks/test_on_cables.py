@@ -78,13 +78,16 @@ def cable(cables: Cables) -> Ends:
     return Ends(near, far, found)
 
 
-def lay_to_bond(cables: Cables, name: str, near: str, far: str) -> None:
-    """A cable of which one end is in a bond."""
-    cables.lay(near, far)
-    cables.add(name, "mtu", "4200", "type", "bond", "mode", "active-backup")
-    ip(f"link set {near} master {name}")
-    cables.up(name, f"{NEAR_BOND}/26")
-    cables.up(far, f"{FAR_BOND}/26")
+def bonded(stack: contextlib.ExitStack, adapter_name: str, netdev: str) -> Ends:
+    """A cable of which one end, near1, is in a bond. The adapter there is on `netdev`."""
+    cables = Cables(kind_under_test(adapter_name), stack)
+    cables.lay("near1", "far1")
+    cables.add("ndpybond", "mtu", "4200", "type", "bond", "mode", "active-backup")
+    ip("link set near1 master ndpybond")
+    cables.up("ndpybond", f"{NEAR_BOND}/26")
+    cables.up("far1", f"{FAR_BOND}/26")
+    near, far = cables.adapter(netdev), cables.adapter("far1")
+    return Ends(near, far, wait_for_addresses(**{near: (NEAR_BOND,), far: (FAR_BOND,)}))
 
 
 @pytest.fixture
@@ -212,10 +215,7 @@ def test_datagrams_go_by_the_vlan_of_their_gid(cable, keep):
 
 def test_an_adapter_on_a_bond_uses_it(adapter_name, keep):
     with contextlib.ExitStack() as stack:
-        cables = Cables(kind_under_test(adapter_name), stack)
-        lay_to_bond(cables, "ndpybond", "near1", "far1")
-        names = cables.adapter("ndpybond"), cables.adapter("far1")
-        ends = Ends(*names, wait_for_addresses(**{names[0]: (NEAR_BOND,), names[1]: (FAR_BOND,)}))
+        ends = bonded(stack, adapter_name, "ndpybond")
         assert ends.by("ndpybond") == ends.by(NEAR_BOND) == (ends.near, "ndpybond", NEAR_BOND)
         assert ("ndpybond", "bond") in [(entry.name, entry.kind) for entry in ends.all[ends.near].ports[0].interfaces]
         near, far = keep(ndpy.open_adapter("ndpybond")), keep(ndpy.open_adapter("far1"))
@@ -231,10 +231,7 @@ def test_an_adapter_on_a_bond_uses_it(adapter_name, keep):
 @only_under_stress
 def test_an_adapter_on_a_member_of_a_bond_has_the_addresses_of_the_bond(adapter_name, keep):
     with contextlib.ExitStack() as stack:
-        cables = Cables(kind_under_test(adapter_name), stack)
-        lay_to_bond(cables, "ndpybond", "near1", "far1")
-        names = cables.adapter("near1"), cables.adapter("far1")
-        ends = Ends(*names, wait_for_addresses(**{names[0]: (NEAR_BOND,), names[1]: (FAR_BOND,)}))
+        ends = bonded(stack, adapter_name, "near1")
         for what in (ends.near, "near1", "ndpybond", NEAR_BOND):
             assert ends.by(what)[::2] == (ends.near, NEAR_BOND)
         interfaces = {entry.name: (entry.kind, entry.parent) for entry in ends.all[ends.near].ports[0].interfaces}
