@@ -43,13 +43,13 @@ class Ears:
             self._identifiers.append(identifier)
             try:
                 bind_identifier(adapter, identifier, (host, first[1] if first else port))
+                check_errno("listen", lib.rdma_listen(identifier, backlog), f"cannot listen at {host} port {port}")
             except errors.AddressUnreachableError:
                 # One of several may not be usable yet, or may have gone since the adapter was opened.
                 if first is None and (host, port) == wanted[-1]:
                     raise
                 lib.rdma_destroy_id(self._identifiers.pop())
                 continue
-            check_errno("listen", lib.rdma_listen(identifier, backlog), f"cannot listen at {host} port {port}")
             if first is None:
                 first = unpack_address(identifier, peer=False)
         assert first is not None

@@ -21,6 +21,9 @@ import ndpy
 
 KINDS = {"rdma_rxe": "rxe", "siw": "siw"}
 
+# The first connection of a process takes up to 10 s on siw in an emulated machine.
+CONNECT_S = 3 * DEADLINE_S
+
 
 def _run(*words: str, text: str | None = None) -> str:
     done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, input=text, check=False)
@@ -134,11 +137,11 @@ def connect(
     listener = listener or keep(far.listen((host, 0)))
     connector = keep(near.create_connector())
     connecting = connector.begin_connect(client.queue_pair, (host, listener.address[1]))
-    request = keep(listener.get_request(DEADLINE_S))
+    request = keep(listener.get_request(CONNECT_S))
     accepting = request.begin_accept(server.queue_pair)
-    connecting.result(DEADLINE_S)
-    connector.complete_connect(DEADLINE_S)
-    accepting.result(DEADLINE_S)
+    connecting.result(CONNECT_S)
+    connector.complete_connect(CONNECT_S)
+    accepting.result(CONNECT_S)
     assert connector.peer_address[0] == request.local_address[0] == host
     client, server = (End(end.queue_pair, end.cq, own) for end, own in ((client, connector), (server, request)))
     return Connection(Pair(near, client, server), connector.local_address[0], request.peer_address[0])

@@ -26,7 +26,7 @@ from helpers import (
 if sys.platform != "linux":
     pytest.skip("these adapters are Linux's", allow_module_level=True)
 
-from networks.cables import Cables, connect, ip, kind_under_test, sent, wait_for_addresses
+from networks.cables import CONNECT_S, Cables, connect, ip, kind_under_test, sent, wait_for_addresses
 
 import ndpy
 from ndpy import Capability, platforms
@@ -145,7 +145,7 @@ def test_a_listener_of_one_adapter_takes_peers_of_all_its_subnets(cable, keep):
     # It is not at the other adapter's addresses.
     with pytest.raises(ndpy.ConnectionRefusedError, match="nobody listens there"):
         connector = keep(near.create_connector())
-        connector.connect(create_end(keep, near).queue_pair, (FAR, listener.address[1]), timeout_s=DEADLINE_S)
+        connector.connect(create_end(keep, near).queue_pair, (FAR, listener.address[1]), timeout_s=CONNECT_S)
 
 
 def test_an_adapter_opened_by_a_vlan_uses_it(cable, keep):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import errno
 import os
 import shutil
 import sys
@@ -24,8 +25,9 @@ from ndpy import Capability, platforms, system_files
 from ndpy.cli import main, sources
 from ndpy.doctor import linux
 from ndpy.doctor.findings import Verdict
-from ndpy.verbs import adapter_info, endpoint, interfaces
-from ndpy.verbs.native_calls import lib
+from ndpy.verbs import adapter_info, endpoint, interfaces, listening
+from ndpy.verbs.addresses import unpack_address
+from ndpy.verbs.native_calls import ffi, lib
 
 DOWN, ACTIVE = lib.IBV_PORT_DOWN, lib.IBV_PORT_ACTIVE
 
@@ -496,6 +498,40 @@ def test_of_several_gids_with_the_address_of_a_command_rdma_cm_chooses(bond_and_
     adapter, source = sources.open_from("fake0", None, "10.0.0.1")
     with adapter:
         assert (source.host, source.gid) == ("10.0.0.1", None)
+
+
+class NotYet:
+    """The library, where some addresses can be bound and not listened at."""
+
+    def __init__(self, *addresses):
+        self.refused, self.listening = addresses, []
+
+    def __getattr__(self, name):
+        return getattr(lib, name)
+
+    def rdma_listen(self, identifier, backlog):
+        host, _ = unpack_address(identifier, peer=False)
+        if host in self.refused:
+            ffi.errno = errno.EADDRNOTAVAIL
+            return -1
+        self.listening.append(host)
+        return lib.rdma_listen(identifier, backlog)
+
+
+def test_an_address_that_is_no_use_yet_is_left_out_by_a_listener(machine, fake, monkeypatch):
+    """siw looks at an address when it listens. A link-local one is tentative for a second."""
+    own = ["10.0.0.1", "10.0.0.2"]
+    machine.interface("eth0", *own)
+    for index, address in enumerate(own):
+        fake.have_gid(address, index, netdev="eth0")
+    for refused, left in (((), own), (own[:1], own[1:]), (own[1:], own[:1])):
+        stand_in = NotYet(*refused)
+        monkeypatch.setattr(listening, "lib", stand_in)
+        with fake.open() as adapter, adapter.listen(("", 0)):
+            assert stand_in.listening == left
+    monkeypatch.setattr(listening, "lib", NotYet(*own))
+    with fake.open() as adapter, pytest.raises(ndpy.AddressUnreachableError, match="cannot listen at"):
+        adapter.listen(("", 0))
 
 
 # ---- two ports ----
