@@ -125,7 +125,7 @@ def listen(address: str, port: int) -> None:
 
 
 def impostor(above: int) -> None:
-    """Listen on a port above this one, and accept whoever asks for an iWARP connection."""
+    """Listen on a port above this one, and accept whoever asks for an iWARP connection, one after the other."""
     for port in range(65535, above, -1):
         try:
             listening = socket.create_server(("127.0.0.1", port))
@@ -136,12 +136,14 @@ def impostor(above: int) -> None:
         raise RuntimeError(f"no port above {above}")
     say(port=port)
     listening.settimeout(LIMIT_S)
-    endpoint = iwarp.Endpoint(listening.accept()[0], limit_s=LIMIT_S)
-    asked = endpoint.await_start()
-    endpoint.answer(Startup(reply=True, ird=4, ord=4, peer_to_peer=True, rtr=Rtr.READ))
-    with contextlib.suppress(ConnectionError, iwarp.ClosedError):
-        endpoint.run_until(lambda: bool(endpoint.messages))
-    say(asked=asked.private_data.hex(), messages=[message.data.hex() for message in endpoint.messages])
+    while True:
+        endpoint = iwarp.Endpoint(listening.accept()[0], limit_s=LIMIT_S)
+        # Whoever asks may give up at any time.
+        with contextlib.suppress(ConnectionError, iwarp.ClosedError):
+            say(asked=endpoint.await_start().private_data.hex())
+            endpoint.answer(Startup(reply=True, ird=4, ord=4, peer_to_peer=True, rtr=Rtr.READ))
+            endpoint.run_until(lambda endpoint=endpoint: bool(endpoint.messages))
+        say(messages=[message.data.hex() for message in endpoint.messages])
 
 
 def greeting(to: int, sender: int, to_psn: int, from_psn: int, version: int = 2) -> bytes:
