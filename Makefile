@@ -26,7 +26,7 @@ help:
 	@echo "make mutants         make COUNT (300) small changes to ndpy and see whether the tests notice; also SEED, FILES, PLACES"
 	@echo "make mutants LOGIC=1 plant each fault of tests/mutants/logic, one at a time, and see whether its tests notice, on soft0"
 	@echo "make mutants NOTHING=1  let each public method do nothing, and tell the tests that name it and still pass, on soft0"
-	@echo "make lint            run ruff and mypy"
+	@echo "make lint            run ruff, mypy and clang-format"
 	@echo "make setup           install packages, a kernel for the VM, and .venv"
 	@echo "make venv            create only .venv"
 	@echo "make windows         build ndpy/_*.pyd and softnd.dll, for Windows or Wine"
@@ -202,6 +202,7 @@ bench-register: windows
 lint: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	git ls-files '*.c' '*.h' | xargs .venv/bin/clang-format --dry-run -Werror
 	.venv/bin/mypy --strict ndpy
 
 wheels:

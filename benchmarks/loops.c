@@ -1,10 +1,10 @@
 /* The loops of `make bench` in C, on plain verbs: what the hardware and the kernel cost, with nothing around them.
 
-   loops DEVICE [LOOP]: prints one line of JSON for each loop, or for that one. loops_ndpy.py and the others run the same loops
-   with the same sizes and the same names. timing.py measures there; measure() here does the same.
+   loops DEVICE [LOOP]: prints one line of JSON for each loop, or for that one. loops_ndpy.py and the others run the
+   same loops with the same sizes and the same names. timing.py measures there; measure() here does the same.
 
-   Two RC queue pairs of this process are connected to each other. On rxe, ibv_post_send returns after the kernel has carried
-   the write out and stored its completion, so the first poll takes it. Polls that find nothing are counted. */
+   Two RC queue pairs of this process are connected to each other. On rxe, ibv_post_send returns after the kernel has
+   carried the write out and stored its completion, so the first poll takes it. Polls that find nothing are counted. */
 
 #include <infiniband/verbs.h>
 
@@ -15,18 +15,18 @@
 #include <sys/utsname.h>
 #include <time.h>
 
-#define BATCH 64
+#define BATCH    64
 #define RECEIVES 2048
-#define LENGTH 8
-#define PAGE 4096
-#define CONTEXT 7
-#define PORT 1
+#define LENGTH   8
+#define PAGE     4096
+#define CONTEXT  7
+#define PORT     1
 /* The GID of the IPv4 address. Index 0 is the link-local one. */
 #define GID_INDEX 1
 
 /* As in timing.py. */
 #define SAMPLE_NS 20000000
-#define SAMPLES 9
+#define SAMPLES   9
 
 static struct ibv_pd *pd;
 static struct ibv_cq *cq, *receive_cq;
@@ -74,8 +74,9 @@ static struct ibv_qp *create_queue_pair(struct ibv_cq *receives_to, int send_dep
 
 static void connect_to(struct ibv_qp *queue_pair, const struct ibv_qp *peer, const union ibv_gid *gid, enum ibv_mtu mtu)
 {
-    struct ibv_qp_attr init = {
-        .qp_state = IBV_QPS_INIT, .port_num = PORT, .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
+    struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT,
+                               .port_num = PORT,
+                               .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
     struct ibv_qp_attr receive = {
         .qp_state = IBV_QPS_RTR,
         .path_mtu = mtu,
@@ -87,14 +88,16 @@ static void connect_to(struct ibv_qp *queue_pair, const struct ibv_qp *peer, con
     struct ibv_qp_attr send = {
         .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1};
 
-    require(!ibv_modify_qp(queue_pair, &init,
-                           IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "to INIT");
+    require(!ibv_modify_qp(queue_pair, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+            "to INIT");
     require(!ibv_modify_qp(queue_pair, &receive,
                            IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                               IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER), "to RTR");
+                               IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER),
+            "to RTR");
     require(!ibv_modify_qp(queue_pair, &send,
                            IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                               IBV_QP_MAX_QP_RD_ATOMIC), "to RTS");
+                               IBV_QP_MAX_QP_RD_ATOMIC),
+            "to RTS");
 }
 
 static void set_up(struct ibv_context *context)
@@ -117,8 +120,11 @@ static void set_up(struct ibv_context *context)
 
     local_element = (struct ibv_sge){(uintptr_t)memory[0], LENGTH, local->lkey};
     remote_element = (struct ibv_sge){(uintptr_t)memory[1], LENGTH, remote->lkey};
-    kept = (struct ibv_send_wr){.wr_id = CONTEXT, .sg_list = &local_element, .num_sge = 1,
-                                .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+    kept = (struct ibv_send_wr){.wr_id = CONTEXT,
+                                .sg_list = &local_element,
+                                .num_sge = 1,
+                                .opcode = IBV_WR_RDMA_WRITE,
+                                .send_flags = IBV_SEND_SIGNALED,
                                 .wr.rdma = {(uintptr_t)memory[1], remote->rkey}};
     silent = kept;
     silent.send_flags = 0;
@@ -159,8 +165,11 @@ static int64_t write_afresh(long rounds)
 
     for (long i = 0; i < rounds; i++) {
         struct ibv_sge element = {(uintptr_t)memory[0], LENGTH, local->lkey};
-        struct ibv_send_wr request = {.wr_id = CONTEXT, .sg_list = &element, .num_sge = 1,
-                                      .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+        struct ibv_send_wr request = {.wr_id = CONTEXT,
+                                      .sg_list = &element,
+                                      .num_sge = 1,
+                                      .opcode = IBV_WR_RDMA_WRITE,
+                                      .send_flags = IBV_SEND_SIGNALED,
                                       .wr.rdma = {(uintptr_t)memory[1], remote->rkey}};
         post(&request);
         take_one();
@@ -317,8 +326,8 @@ static void measure(const struct loop *loop)
         samples[i] = (double)loop->run(rounds) / rounds / loop->operations / 1000;
     qsort(samples, SAMPLES, sizeof *samples, order);
     printf("{\"who\": \"C\", \"loop\": \"%s\", \"us\": %.6f, \"spread\": %.6f, \"rounds\": %ld, \"samples\": %d",
-           loop->name, samples[SAMPLES / 2],
-           (samples[3 * SAMPLES / 4] - samples[SAMPLES / 4]) / samples[SAMPLES / 2], rounds, SAMPLES);
+           loop->name, samples[SAMPLES / 2], (samples[3 * SAMPLES / 4] - samples[SAMPLES / 4]) / samples[SAMPLES / 2],
+           rounds, SAMPLES);
     if (loop->waits)
         printf(", \"polls\": %.4f", 1 + (double)empty_polls / SAMPLES / rounds);
     puts("}");

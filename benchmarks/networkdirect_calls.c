@@ -1,8 +1,8 @@
 /* Measures what posting a Receive and polling its completion cost in C with a NetworkDirect provider.
    networkdirect_calls.py compares that with Python.
 
-   networkdirect_calls.exe PROVIDER.dll ROUNDS: prints three lines with the nanoseconds of a post, of a polled completion and of an
-   empty poll in each round. */
+   networkdirect_calls.exe PROVIDER.dll ROUNDS: prints three lines with the nanoseconds of a post, of a polled
+   completion and of an empty poll in each round. */
 
 #include "../softrdma/networkdirect/version2.h"
 
@@ -12,10 +12,10 @@
 #define CONNECTIONS 2
 /* Of each connection. A read needs a place too. */
 #define MESSAGES 1024
-#define DEPTH (MESSAGES + 1)
-#define BATCH 64
+#define DEPTH    (MESSAGES + 1)
+#define BATCH    64
 /* So long softnd's threads may take to come to rest after the last message. */
-#define REST_MS 2
+#define REST_MS     2
 #define EMPTY_POLLS 1000
 /* Polls of another queue before those that are timed, so that the processor has their code in its caches. */
 #define WARM_UPS 100
@@ -55,13 +55,14 @@ static void finish(const char *what, void *object, HRESULT status)
     check(what, status);
 }
 
-static IND2QueuePair *create_queue_pair(IND2Adapter *adapter, IND2CompletionQueue *receives, IND2CompletionQueue *others)
+static IND2QueuePair *create_queue_pair(IND2Adapter *adapter, IND2CompletionQueue *receives,
+                                        IND2CompletionQueue *others)
 {
     IND2QueuePair *queue_pair;
 
-    check("CreateQueuePair", adapter->methods->CreateQueuePair(adapter, &softnd_iid_IND2QueuePair, (IUnknown *)receives,
-                                                               (IUnknown *)others, NULL, DEPTH, DEPTH, 1, 1, 0,
-                                                               (void **)&queue_pair));
+    check("CreateQueuePair",
+          adapter->methods->CreateQueuePair(adapter, &softnd_iid_IND2QueuePair, (IUnknown *)receives,
+                                            (IUnknown *)others, NULL, DEPTH, DEPTH, 1, 1, 0, (void **)&queue_pair));
     return queue_pair;
 }
 
@@ -69,9 +70,9 @@ static IND2CompletionQueue *create_queue(IND2Adapter *adapter, HANDLE file)
 {
     IND2CompletionQueue *queue;
 
-    check("CreateCompletionQueue", adapter->methods->CreateCompletionQueue(
-                                       adapter, &softnd_iid_IND2CompletionQueue, file, CONNECTIONS * DEPTH, 0, 0,
-                                       (void **)&queue));
+    check("CreateCompletionQueue",
+          adapter->methods->CreateCompletionQueue(adapter, &softnd_iid_IND2CompletionQueue, file, CONNECTIONS * DEPTH,
+                                                  0, 0, (void **)&queue));
     return queue;
 }
 
@@ -95,8 +96,8 @@ static void connect_queue_pairs(IND2Adapter *adapter, HANDLE file, IND2QueuePair
     check("CreateConnector",
           adapter->methods->CreateConnector(adapter, &softnd_iid_IND2Connector, file, (void **)&theirs));
     check("Bind", ours->methods->Bind(ours, (struct sockaddr *)&local, sizeof local));
-    status = ours->methods->Connect(ours, (IUnknown *)client, (struct sockaddr *)&address, sizeof address, 1, 1, NULL, 0,
-                                    &connecting);
+    status = ours->methods->Connect(ours, (IUnknown *)client, (struct sockaddr *)&address, sizeof address, 1, 1, NULL,
+                                    0, &connecting);
     finish("GetConnectionRequest", listener,
            listener->methods->GetConnectionRequest(listener, (IUnknown *)theirs, &overlapped));
     HRESULT accepting = theirs->methods->Accept(theirs, (IUnknown *)server, 1, 1, NULL, 0, &overlapped);
@@ -150,7 +151,8 @@ int main(int count, char **arguments)
         return 1;
     get_class_object get = (get_class_object)(void *)GetProcAddress(module, "DllGetClassObject");
     check("DllGetClassObject", get(&softnd_iid_IND2Provider, &softnd_iid_IND2Provider, (void **)&provider));
-    check("ResolveAddress", provider->methods->ResolveAddress(provider, (struct sockaddr *)&address, sizeof address, &id));
+    check("ResolveAddress",
+          provider->methods->ResolveAddress(provider, (struct sockaddr *)&address, sizeof address, &id));
     check("OpenAdapter", provider->methods->OpenAdapter(provider, &softnd_iid_IND2Adapter, id, (void **)&adapter));
     check("CreateOverlappedFile", adapter->methods->CreateOverlappedFile(adapter, &file));
     check("CreateMemoryRegion",
@@ -167,7 +169,8 @@ int main(int count, char **arguments)
     }
 
     UINT32 local_token = region->methods->GetLocalToken(region), remote_token = region->methods->GetRemoteToken(region);
-    ND2_SGE sink = {memory + 64, 8, local_token}, source = {memory, 8, local_token}, answer = {memory + 8, 8, local_token};
+    ND2_SGE sink = {memory + 64, 8, local_token}, source = {memory, 8, local_token},
+            answer = {memory + 8, 8, local_token};
 
     for (int round = 0; round < rounds; round++) {
         int taken = 0;

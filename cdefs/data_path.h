@@ -1,11 +1,11 @@
 /* Posting and polling, for every provider.
 
-   A provider has a constant struct native of functions of its own, and calls the functions here with it. These become part of
-   their callers. So the compiler knows the constant there, and calls the provider's functions directly or makes them part of the
-   caller too.
+   A provider has a constant struct native of functions of its own, and calls the functions here with it. These become
+   part of their callers. So the compiler knows the constant there, and calls the provider's functions directly or makes
+   them part of the caller too.
 
-   Silent requests alone would never retire (see rings.h). So every half ring of them has one that is signaled. Its completion is
-   internal.
+   Silent requests alone would never retire (see rings.h). So every half ring of them has one that is signaled. Its
+   completion is internal.
 
    Closing a queue pair takes completions from the provider before anybody polls for them. So does arming a
    completion queue. They are stored in the completion queue's own memory, where ndpy_poll looks first. */
@@ -15,33 +15,32 @@
 
 #include "rings.h"
 
-/* A result of struct native's post(): the request counts as posted, but the provider will not complete it. ndpy_cancel_rest
-   ends it. */
+/* A result of struct native's post(): the request counts as posted, but the provider will not complete it.
+   ndpy_cancel_rest ends it. */
 #define NATIVE_NEVER_COMPLETES (-100)
 
 /* What a provider does in a way of its own. `request`, `elements` and `result` are structures of its own.
 
    elements: puts a request's elements into the provider's layout, and returns them.
    data_request: puts a request other than a bind or an invalidation into the provider's words.
-   post, receive, receive_shared: give a request to the provider. Each returns 0, one of enum ndpy_refusal, or the provider's own
-   number. receive_shared is NULL if there are no shared receive queues.
-   no_memory: the provider's number for being short of memory.
-   extended: what posts the operations of is_extended() instead. NULL if the provider has none of them.
+   post, receive, receive_shared: give a request to the provider. Each returns 0, one of enum ndpy_refusal, or the
+   provider's own number. receive_shared is NULL if there are no shared receive queues. no_memory: the provider's number
+   for being short of memory. extended: what posts the operations of is_extended() instead. NULL if the provider has
+   none of them.
 
    poll: takes up to `count` results of result_size each. Returns how many, or a negative number.
    slot: what the request of a result was posted with.
    queue_pair: the number of the queue pair of a result from a shared receive queue.
    status: 0 for success.
    are_plain: whether all of these results, which are of receives, are successes that brought nothing but data.
-   set_context: puts a request's context into its result, in place of what the request was posted with. This and are_plain are
-   NULL if results do not stay as the provider made them.
-   received: adds what a message brought with it.
+   set_context: puts a request's context into its result, in place of what the request was posted with. This and
+   are_plain are NULL if results do not stay as the provider made them. received: adds what a message brought with it.
    datagram: adds what a datagram brought with it. NULL if there are none.
    translate_other: translate_rest() as a function that does not become part of its callers. */
 struct native {
     void *(*elements)(void *out, const struct ndpy_element *elements, uint32_t count);
-    void (*data_request)(
-        void *request, uint32_t operation, void *elements, uint32_t count, const struct ndpy_remote *remote);
+    void (*data_request)(void *request, uint32_t operation, void *elements, uint32_t count,
+                         const struct ndpy_remote *remote);
     int (*post)(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void *request, int signaled);
     int (*receive)(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void *elements, uint32_t count);
     int (*receive_shared)(struct ndpy_shared_queue *queue, struct ndpy_slot *slot, void *elements, uint32_t count);
@@ -108,7 +107,7 @@ HOT uint32_t completes_as(uint32_t operation)
 
 /* Whether the queue pair takes such an operation. Returns 0, or a refusal. */
 APART int check_special(const struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
-    const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
+                        const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
 {
     if (!(qp->offered & 1u << operation))
         return NDPY_UNSUPPORTED;
@@ -142,7 +141,8 @@ APART int check_special(const struct ndpy_queue_pair *qp, uint32_t operation, ui
 
 /* completed: the operation of the completion. remote: NULL if there is none. */
 HOT int post_initiator(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t completed,
-    uint32_t flags, uint64_t context, uint64_t nbytes, const struct ndpy_remote *remote, void *request)
+                       uint32_t flags, uint64_t context, uint64_t nbytes, const struct ndpy_remote *remote,
+                       void *request)
 {
     struct ndpy_ring *ring = qp->initiator;
     struct ndpy_slot *slot = NULL;
@@ -212,20 +212,20 @@ enum { MOST_DATAGRAM_ELEMENTS = 31 };
 
 /* Gives a receive of a datagram to the provider, with the memory for its header before its elements. */
 APART int receive_datagram(const struct native *native, struct ndpy_queue_pair *qp, struct ndpy_slot *slot,
-    const struct ndpy_element *elements, uint32_t count)
+                           const struct ndpy_element *elements, uint32_t count)
 {
     struct ndpy_element all[1 + MOST_DATAGRAM_ELEMENTS];
 
     if (count > MOST_DATAGRAM_ELEMENTS)
         return NDPY_TOO_MANY_ELEMENTS;
-    all[0] = (struct ndpy_element){
-        (uintptr_t)qp->receive->headers + (uint64_t)HEADER_SIZE * slot->index, qp->receive->header_token, HEADER_SIZE};
+    all[0] = (struct ndpy_element){(uintptr_t)qp->receive->headers + (uint64_t)HEADER_SIZE * slot->index,
+                                   qp->receive->header_token, HEADER_SIZE};
     memcpy(all + 1, elements, count * sizeof *elements);
     return native->receive(qp, slot, native->elements(qp->elements, all, count + 1), count + 1);
 }
 
 HOT int post_receive(const struct native *native, struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context,
-    const struct ndpy_element *elements, uint32_t count, uint64_t nbytes)
+                     const struct ndpy_element *elements, uint32_t count, uint64_t nbytes)
 {
     struct ndpy_slot *slot;
     int error;
@@ -258,8 +258,8 @@ HOT int post_receive(const struct native *native, struct ndpy_queue_pair *qp, ui
 
 /* Posts an operation beyond NDPY_WRITE, whose length and number of elements are checked. */
 APART int post_special(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
-    uint64_t context, const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote,
-    uint64_t nbytes, void *request)
+                       uint64_t context, const struct ndpy_element *elements, uint32_t count,
+                       const struct ndpy_remote *remote, uint64_t nbytes, void *request)
 {
     int refused = check_special(qp, operation, flags, elements, count, remote);
 
@@ -272,8 +272,8 @@ APART int post_special(const struct native *native, struct ndpy_queue_pair *qp, 
 }
 
 HOT int post_elements(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
-    uint64_t context, const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote,
-    void *request)
+                      uint64_t context, const struct ndpy_element *elements, uint32_t count,
+                      const struct ndpy_remote *remote, void *request)
 {
     uint64_t nbytes = 0;
 
@@ -300,8 +300,8 @@ HOT int post_elements(const struct native *native, struct ndpy_queue_pair *qp, u
 
 /* ndpy_post(). request: room for one. Compiled twice, because most requests have one element. */
 HOT int post_request(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
-    uint64_t context, const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote,
-    void *request)
+                     uint64_t context, const struct ndpy_element *elements, uint32_t count,
+                     const struct ndpy_remote *remote, void *request)
 {
     if (count == 1)
         return post_elements(native, qp, operation, flags, context, elements, 1, remote, request);
@@ -310,7 +310,7 @@ HOT int post_request(const struct native *native, struct ndpy_queue_pair *qp, ui
 
 /* ndpy_post_shared(). */
 HOT int post_shared(const struct native *native, struct ndpy_shared_queue *queue, uint32_t slot_index, uint64_t context,
-    const struct ndpy_element *elements, uint32_t count)
+                    const struct ndpy_element *elements, uint32_t count)
 {
     struct ndpy_slot *slot = &queue->slots[slot_index];
     uint64_t nbytes = 0;
@@ -329,10 +329,10 @@ HOT int post_shared(const struct native *native, struct ndpy_shared_queue *queue
 
 /* ---- polling ---- */
 
-/* Translates the completion of one request of a queue pair that succeeded, and that the program gets. Returns 0 for any other
-   one. 0 is every provider's number for success. */
-HOT int translate_success(
-    const struct native *native, const void *result, const struct ndpy_slot *slot, struct ndpy_completion *out)
+/* Translates the completion of one request of a queue pair that succeeded, and that the program gets. Returns 0 for any
+   other one. 0 is every provider's number for success. */
+HOT int translate_success(const struct native *native, const void *result, const struct ndpy_slot *slot,
+                          struct ndpy_completion *out)
 {
     struct ndpy_ring *ring = slot->ring;
     uint32_t sequence = slot->sequence, retired;
@@ -374,14 +374,14 @@ APART void note_failure(struct ndpy_ring *ring, const struct ndpy_slot *slot)
 {
     if (atomic_load_explicit(&ring->failed, memory_order_relaxed))
         return;
-    ring->first_failure = (struct ndpy_failed_request){
-        slot->context, slot->remote_address, slot->nbytes, slot->remote_token, slot->operation};
+    ring->first_failure = (struct ndpy_failed_request){slot->context, slot->remote_address, slot->nbytes,
+                                                       slot->remote_token, slot->operation};
     atomic_store_explicit(&ring->failed, 1, memory_order_release);
 }
 
 /* Translates any other completion. */
-HOT void translate_rest(
-    const struct native *native, const void *result, struct ndpy_slot *slot, struct ndpy_completion *out)
+HOT void translate_rest(const struct native *native, const void *result, struct ndpy_slot *slot,
+                        struct ndpy_completion *out)
 {
     struct ndpy_ring *ring = slot->ring;
     uint32_t sequence = slot->sequence;
@@ -438,11 +438,11 @@ HOT const void *result_at(const struct native *native, const void *results, int 
     return (const char *)results + (size_t)place * native->result_size;
 }
 
-/* Translates results of receives that follow the one of `slot`, which was a plain success. It may have been posted again already, so
-   only its place in the ring is looked at. Each result has to be the success of the next slot of the ring, whose number is `sequence`.
-   Returns how many were translated. */
+/* Translates results of receives that follow the one of `slot`, which was a plain success. It may have been posted
+   again already, so only its place in the ring is looked at. Each result has to be the success of the next slot of the
+   ring, whose number is `sequence`. Returns how many were translated. */
 HOT int translate_alike(const struct native *native, const void *results, int count, const struct ndpy_slot *slot,
-    uint32_t sequence, struct ndpy_completion *out)
+                        uint32_t sequence, struct ndpy_completion *out)
 {
     struct ndpy_ring *ring = slot->ring;
     uint32_t posted = atomic_load_explicit(&ring->posted, memory_order_acquire) - sequence;
@@ -492,14 +492,14 @@ HOT void translate_all(const struct native *native, const void *results, int got
             native->translate_other(result_at(native, results, done), slot, &out[done]);
         else if (done + 1 < got && out[done].operation == NDPY_RECEIVE && !is_listed)
             done += translate_alike(native, result_at(native, results, done + 1), got - done - 1, slot,
-                out[done].slot + 1, &out[done + 1]);
+                                    out[done].slot + 1, &out[done + 1]);
     }
 }
 
-/* Ends the oldest receives of a ring, whose results stay as the provider made them but for the contexts. Returns 0 if the results are
-   anything else: then nothing has changed. */
-HOT int leave_receives(
-    const struct native *native, struct ndpy_ring *ring, void *results, int got, struct ndpy_untouched *untouched)
+/* Ends the oldest receives of a ring, whose results stay as the provider made them but for the contexts. Returns 0 if
+   the results are anything else: then nothing has changed. */
+HOT int leave_receives(const struct native *native, struct ndpy_ring *ring, void *results, int got,
+                       struct ndpy_untouched *untouched)
 {
     uint32_t count = (uint32_t)got, first;
     const struct ndpy_receives *receives;
@@ -515,12 +515,12 @@ HOT int leave_receives(
         return 0;
     for (uint32_t i = 0; i < count; i++)
         differences |= (uintptr_t)native->slot(result_at(native, results, (int)i)) ^
-            (uintptr_t)receives->items[(first + i) & receives->mask].slot;
+                       (uintptr_t)receives->items[(first + i) & receives->mask].slot;
     if (differences)
         return 0;
     for (uint32_t i = 0; i < count; i++)
         native->set_context((char *)results + (size_t)i * native->result_size,
-            receives->items[(first + i) & receives->mask].context);
+                            receives->items[(first + i) & receives->mask].context);
     atomic_store_explicit(&ring->retired, first + count, memory_order_release);
     *untouched = (struct ndpy_untouched){.count = count, .queue_pair = ring->number};
     return 1;
@@ -542,7 +542,7 @@ HOT uint32_t take_stored(struct ndpy_completion_queue *cq, struct ndpy_completio
 
 /* ndpy_poll(). results: room for NDPY_POLL_BATCH of them. */
 HOT int poll_results(const struct native *native, struct ndpy_completion_queue *cq, struct ndpy_completion *out,
-    uint32_t count, void *results)
+                     uint32_t count, void *results)
 {
     uint32_t done = take_stored(cq, out, count);
 
@@ -562,8 +562,8 @@ HOT int poll_results(const struct native *native, struct ndpy_completion_queue *
 
 /* struct ndpy_provider's spin(). poll_once: its poll(). time_ns: a clock that goes on steadily. */
 HOT int spin(int (*poll_once)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count),
-    uint64_t (*time_ns)(void), struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
-    const volatile int *stop, uint64_t nanoseconds)
+             uint64_t (*time_ns)(void), struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
+             const volatile int *stop, uint64_t nanoseconds)
 {
     uint64_t begin = time_ns();
     int got;

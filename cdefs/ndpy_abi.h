@@ -8,12 +8,13 @@ enum ndpy_operation {
     NDPY_INVALIDATE = 3,
     NDPY_READ = 4,
     NDPY_WRITE = 5,
-    NDPY_RECEIVE_RDMA_WITH_IMMEDIATE = 6,    /* only in Python's Operation; in C a receive with NDPY_WRITTEN */
+    NDPY_RECEIVE_RDMA_WITH_IMMEDIATE = 6, /* only in Python's Operation; in C a receive with NDPY_WRITTEN */
     NDPY_COMPARE_AND_SWAP = 7,
     NDPY_FETCH_AND_ADD = 8,
-    NDPY_ATOMIC_WRITE = 9,                   /* operands: the value */
-    NDPY_FLUSH_MEMORY = 10,                  /* operands: the kinds, and whether it is the whole region */
-    /* Only for posting: they complete as sends, and the writes among them as writes. Those with TO go to a destination. */
+    NDPY_ATOMIC_WRITE = 9,  /* operands: the value */
+    NDPY_FLUSH_MEMORY = 10, /* operands: the kinds, and whether it is the whole region */
+    /* Only for posting: they complete as sends, and the writes among them as writes. Those with TO go to a destination.
+     */
     NDPY_SEND_AND_INVALIDATE = 16,
     NDPY_SEND_WITH_IMMEDIATE = 17,
     NDPY_WRITE_WITH_IMMEDIATE = 18,
@@ -35,21 +36,16 @@ enum ndpy_status {
     NDPY_UNKNOWN = 9
 };
 
-enum ndpy_flag {
-    NDPY_SILENT_SUCCESS = 0x1,
-    NDPY_READ_FENCE = 0x2,
-    NDPY_SOLICITED = 0x4,
-    NDPY_INLINE = 0x20
-};
+enum ndpy_flag { NDPY_SILENT_SUCCESS = 0x1, NDPY_READ_FENCE = 0x2, NDPY_SOLICITED = 0x4, NDPY_INLINE = 0x20 };
 
-/* Flags of a slot beside enum ndpy_flag. NDPY_UNWRITABLE: the memory of a receive or of an atomic operation may not be written
-   to. */
+/* Flags of a slot beside enum ndpy_flag. NDPY_UNWRITABLE: the memory of a receive or of an atomic operation may not be
+   written to. */
 enum ndpy_internal_flag {
     NDPY_UNWRITABLE = 0x100,
-    NDPY_MARKER = 0x200,        /* ndpy posted this request. Its completion is internal. With SILENT_SUCCESS the
-                                   program gets its failure. */
-    NDPY_LISTED = 0x400,        /* the slot belongs to a struct ndpy_list, not to a ring */
-    NDPY_HEADED = 0x800         /* a receive of a datagram, whose header goes to memory of its own */
+    NDPY_MARKER = 0x200, /* ndpy posted this request. Its completion is internal. With SILENT_SUCCESS the
+                            program gets its failure. */
+    NDPY_LISTED = 0x400, /* the slot belongs to a struct ndpy_list, not to a ring */
+    NDPY_HEADED = 0x800  /* a receive of a datagram, whose header goes to memory of its own */
 };
 
 /* Why a post was refused before the provider saw it. Any other number except 0 is the provider's own. */
@@ -61,42 +57,42 @@ enum ndpy_refusal {
     NDPY_INLINE_TOO_LONG = -5,
     NDPY_BAD_FLAGS = -6,
     NDPY_NO_READS = -7,
-    NDPY_BAD_TOKEN = -8,        /* larger than the provider's tokens; only ndpy._core returns it */
-    NDPY_POST_SINGLY = -9,      /* only for lists: post the rest one by one */
-    NDPY_UNSUPPORTED = -10,     /* see ndpy_queue_pair_offer() */
-    NDPY_NOT_ATOMIC = -11,      /* an atomic operation has one element of 8 bytes */
-    NDPY_UNALIGNED = -12,       /* an atomic operation is on 8 bytes at a multiple of 8 */
-    NDPY_NOT_WRITABLE = -13     /* the result of an atomic operation is written there */
+    NDPY_BAD_TOKEN = -8,    /* larger than the provider's tokens; only ndpy._core returns it */
+    NDPY_POST_SINGLY = -9,  /* only for lists: post the rest one by one */
+    NDPY_UNSUPPORTED = -10, /* see ndpy_queue_pair_offer() */
+    NDPY_NOT_ATOMIC = -11,  /* an atomic operation has one element of 8 bytes */
+    NDPY_UNALIGNED = -12,   /* an atomic operation is on 8 bytes at a multiple of 8 */
+    NDPY_NOT_WRITABLE = -13 /* the result of an atomic operation is written there */
 };
 
 enum ndpy_connection {
     NDPY_NEVER_CONNECTED = 0,
     NDPY_CONNECTED = 1,
     NDPY_ENDED = 2,
-    NDPY_ENDED_UNPOSTED = 3     /* ENDED, and the provider would never complete a new request */
+    NDPY_ENDED_UNPOSTED = 3 /* ENDED, and the provider would never complete a new request */
 };
 
 enum ndpy_completion_flag {
     NDPY_INTERNAL = 1,          /* not for the program: it only retires requests */
-    NDPY_FROM_SHARED_QUEUE = 2, /* queue_pair is the provider's number, slot the shared queue's slot, and retired the name that
-                                   ndpy_shared_queue_name() gave the shared queue, or 0 */
+    NDPY_FROM_SHARED_QUEUE = 2, /* queue_pair is the provider's number, slot the shared queue's slot, and retired the
+                                   name that ndpy_shared_queue_name() gave the shared queue, or 0 */
     NDPY_INVALIDATED = 4,       /* the peer has invalidated a window; vendor_status is its token. With INTERNAL and
                                    FROM_SHARED_QUEUE there is no queue pair, and slot is the window's number. */
     NDPY_IMMEDIATE = 8,         /* a receive with immediate data; vendor_status is this data */
     NDPY_WRITTEN = 16,          /* with IMMEDIATE: the peer wrote elsewhere, not to the receive's own memory */
-    NDPY_DETAILED = 32          /* context is the address of a struct ndpy_details. Whoever takes the completion frees it. */
+    NDPY_DETAILED = 32 /* context is the address of a struct ndpy_details. Whoever takes the completion frees it. */
 };
 
 /* What a completion can bring besides. */
 enum ndpy_detail {
-    NDPY_SOURCE = 1,            /* where a datagram came from */
-    NDPY_TIMESTAMP = 2,         /* when the request ended, by the clock of the device */
-    NDPY_WALL_CLOCK = 4,        /* the same, in nanoseconds since 1970 */
-    NDPY_FLOW_TAG = 8           /* the tag of the rule that steered the packet here */
+    NDPY_SOURCE = 1,     /* where a datagram came from */
+    NDPY_TIMESTAMP = 2,  /* when the request ended, by the clock of the device */
+    NDPY_WALL_CLOCK = 4, /* the same, in nanoseconds since 1970 */
+    NDPY_FLOW_TAG = 8    /* the tag of the rule that steered the packet here */
 };
 
-/* The details of a completion. context: that of its request. kinds: which of enum ndpy_detail there are. header: the GRH of a
-   datagram, or on RoCE v2 with IPv4 the IP header in its last 20 bytes; nothing unless has_header. */
+/* The details of a completion. context: that of its request. kinds: which of enum ndpy_detail there are. header: the
+   GRH of a datagram, or on RoCE v2 with IPv4 the IP header in its last 20 bytes; nothing unless has_header. */
 struct ndpy_details {
     uint64_t context;
     uint64_t timestamp;
@@ -119,10 +115,10 @@ struct ndpy_element {
     uint32_t length;
 };
 
-/* What a request says to the peer: memory of it, immediate data, and operands. Those of an atomic operation: what is compared and
-   then swapped in, or what is added. Those of a datagram: the provider's address handle, and the peer's number with its Q_Key in
-   the upper half. Those of a request to a shared receive queue of XRC: 0, and the queue's number. window_address and window_length:
-   the memory that the memory is a slice of. */
+/* What a request says to the peer: memory of it, immediate data, and operands. Those of an atomic operation: what is
+   compared and then swapped in, or what is added. Those of a datagram: the provider's address handle, and the peer's
+   number with its Q_Key in the upper half. Those of a request to a shared receive queue of XRC: 0, and the queue's
+   number. window_address and window_length: the memory that the memory is a slice of. */
 struct ndpy_remote {
     uint64_t address;
     uint64_t length;
@@ -158,8 +154,8 @@ struct ndpy_failed_request {
 
 /* The data path. Each provider has these functions, made of those in data_path.h. */
 struct ndpy_queue_pair *ndpy_queue_pair_new(void *native, uint32_t number, uint32_t initiator_depth,
-    uint32_t receive_depth, uint32_t max_initiator_sge, uint32_t max_receive_sge, uint32_t inline_size,
-    uint64_t max_length);
+                                            uint32_t receive_depth, uint32_t max_initiator_sge,
+                                            uint32_t max_receive_sge, uint32_t inline_size, uint64_t max_length);
 void ndpy_queue_pair_free(struct ndpy_queue_pair *qp);
 void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection);
 /* Take these operations beyond NDPY_WRITE, each as the bit of its number. Without this call it takes none of them. */
@@ -184,8 +180,7 @@ uint32_t ndpy_queue_pair_posted(struct ndpy_queue_pair *qp);
    failed. */
 int ndpy_queue_pair_ended(struct ndpy_queue_pair *qp, uint32_t count);
 
-struct ndpy_shared_queue *ndpy_shared_queue_new(void *native, uint32_t depth, uint32_t max_sge,
-    uint64_t max_length);
+struct ndpy_shared_queue *ndpy_shared_queue_new(void *native, uint32_t depth, uint32_t max_sge, uint64_t max_length);
 void ndpy_shared_queue_free(struct ndpy_shared_queue *queue);
 /* Its completions carry this name. Without it, their queue pairs lead to the shared queue. */
 void ndpy_shared_queue_name(struct ndpy_shared_queue *queue, uint32_t name);
@@ -195,9 +190,9 @@ void ndpy_completion_queue_free(struct ndpy_completion_queue *cq);
 
 /* 0, one of enum ndpy_refusal, or the provider's own number. */
 int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
-    const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote);
+              const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote);
 int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot, uint64_t context,
-    const struct ndpy_element *elements, uint32_t count);
+                     const struct ndpy_element *elements, uint32_t count);
 
 /* Take up to `count` completions, oldest first. Returns their number, or minus an errno. */
 int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
@@ -231,10 +226,11 @@ struct ndpy_list_request {
     uint32_t count;
 };
 
-/* The completions of an array that have not been translated: those of `count` receives of `list`, from number `first` on, or of
-   receives that were posted one by one, whose results have the contexts: then list is NULL. All of them succeeded, and nobody else
-   has to hear of them. count is 0 if the completions were translated. A single one always is: then nothing here means anything.
-   contexts: NULL, or where whoever polled has the contexts of the `count` receives. The list and its queue pair may go then. */
+/* The completions of an array that have not been translated: those of `count` receives of `list`, from number `first`
+   on, or of receives that were posted one by one, whose results have the contexts: then list is NULL. All of them
+   succeeded, and nobody else has to hear of them. count is 0 if the completions were translated. A single one always
+   is: then nothing here means anything. contexts: NULL, or where whoever polled has the contexts of the `count`
+   receives. The list and its queue pair may go then. */
 struct ndpy_untouched {
     struct ndpy_list *list;
     const uint64_t *contexts;
@@ -243,35 +239,34 @@ struct ndpy_untouched {
     uint32_t queue_pair;
 };
 
-/* The functions that ndpy._core calls by itself. largest_token: of an element. spin polls until there is a completion, *stop is not
-   0, or so many nanoseconds have passed.
+/* The functions that ndpy._core calls by itself. largest_token: of an element. spin polls until there is a completion,
+   *stop is not 0, or so many nanoseconds have passed.
 
-   A list has requests in the provider's own layout, all of one direction. It is made for one queue pair, and may be posted again
-   while it is posted. A provider without these functions has NULL here.
-     list_new       returns 0, or a refusal with the number of the refused request in *bad
-     list_free      call this when all requests have ended, and before the queue pair is freed
-     post_list      returns 0, or a refusal with the number of requests that were posted all the same
-     poll_array     as poll; but `results`, an array of result_size each, may keep what is untouched
+   A list has requests in the provider's own layout, all of one direction. It is made for one queue pair, and may be
+   posted again while it is posted. A provider without these functions has NULL here. list_new       returns 0, or a
+   refusal with the number of the refused request in *bad list_free      call this when all requests have ended, and
+   before the queue pair is freed post_list      returns 0, or a refusal with the number of requests that were posted
+   all the same poll_array     as poll; but `results`, an array of result_size each, may keep what is untouched
      read_results   translates what is untouched
 
    A provider whose threads sleep on a descriptor has
-     arm            asks for a notification of any completion, and then looks. Returns how many completions are stored for the
-                    program, or minus an errno. 4096 less: asking has failed
-     take_events    takes and acknowledges the notifications that have come */
+     arm            asks for a notification of any completion, and then looks. Returns how many completions are stored
+   for the program, or minus an errno. 4096 less: asking has failed take_events    takes and acknowledges the
+   notifications that have come */
 struct ndpy_provider {
     int (*post)(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
-        const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote);
+                const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote);
     int (*poll)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
     int (*poll_internal)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
     int (*spin)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, const volatile int *stop,
-        uint64_t nanoseconds);
+                uint64_t nanoseconds);
     uint64_t largest_token;
     int (*list_new)(struct ndpy_queue_pair *qp, const struct ndpy_list_request *requests, uint32_t count,
-        const struct ndpy_element *elements, struct ndpy_list **out, uint32_t *bad);
+                    const struct ndpy_element *elements, struct ndpy_list **out, uint32_t *bad);
     void (*list_free)(struct ndpy_list *list);
     int (*post_list)(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_t *posted);
     int (*poll_array)(struct ndpy_completion_queue *cq, void *results, struct ndpy_completion *out, uint32_t count,
-        struct ndpy_untouched *untouched);
+                      struct ndpy_untouched *untouched);
     void (*read_results)(const void *results, const struct ndpy_untouched *untouched, struct ndpy_completion *out);
     uint32_t result_size;
     int (*arm)(struct ndpy_completion_queue *cq);
@@ -280,10 +275,7 @@ struct ndpy_provider {
 const struct ndpy_provider *ndpy_provider_table(void);
 
 /* Those members of Access that ndpy._core looks at. */
-enum ndpy_access {
-    NDPY_LOCAL_WRITE = 0x1,
-    NDPY_READ_SINK = 0x8
-};
+enum ndpy_access { NDPY_LOCAL_WRITE = 0x1, NDPY_READ_SINK = 0x8 };
 
 /* What registering memory gives. native: the provider's own object. */
 struct ndpy_memory {

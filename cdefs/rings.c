@@ -1,5 +1,5 @@
-/* The rings of posted requests, and the completions that a queue stores: what is not hot of rings.h. All providers share this
-   file. */
+/* The rings of posted requests, and the completions that a queue stores: what is not hot of rings.h. All providers
+   share this file. */
 
 #include "rings.h"
 
@@ -40,8 +40,8 @@ static void ring_free(struct ndpy_ring *ring)
 }
 
 struct ndpy_queue_pair *ndpy_queue_pair_new(void *native, uint32_t number, uint32_t initiator_depth,
-    uint32_t receive_depth, uint32_t max_initiator_sge, uint32_t max_receive_sge, uint32_t inline_size,
-    uint64_t max_length)
+                                            uint32_t receive_depth, uint32_t max_initiator_sge,
+                                            uint32_t max_receive_sge, uint32_t inline_size, uint64_t max_length)
 {
     struct ndpy_queue_pair *qp = calloc(1, sizeof *qp);
 
@@ -148,8 +148,7 @@ int ndpy_queue_pair_ended(struct ndpy_queue_pair *qp, uint32_t count)
     return atomic_load(&qp->initiator->failed) ? -1 : 1;
 }
 
-struct ndpy_shared_queue *ndpy_shared_queue_new(void *native, uint32_t depth, uint32_t max_sge,
-    uint64_t max_length)
+struct ndpy_shared_queue *ndpy_shared_queue_new(void *native, uint32_t depth, uint32_t max_sge, uint64_t max_length)
 {
     struct ndpy_shared_queue *queue = calloc(1, sizeof *queue + (size_t)depth * sizeof queue->slots[0]);
 
@@ -262,7 +261,8 @@ static int ring_grow(struct ndpy_ring *ring)
     return 0;
 }
 
-/* Finds the slot of a request that is in flight, beginning at *place, which goes on. The slots come in the order of posting. */
+/* Finds the slot of a request that is in flight, beginning at *place, which goes on. The slots come in the order of
+ * posting. */
 static struct ndpy_slot *ring_find(struct ndpy_slot **place, uint32_t sequence)
 {
     struct ndpy_slot *slot = *place;
@@ -299,8 +299,8 @@ static int search_posted(struct ndpy_ring *ring, const struct ndpy_slot *slot, u
     return 0;
 }
 
-/* The slot of a list's request by its number in the ring. NULL if the number is not that of a list's request. Call this with the
-   completion queue's lock. */
+/* The slot of a list's request by its number in the ring. NULL if the number is not that of a list's request. Call this
+   with the completion queue's lock. */
 static struct ndpy_slot *listed_slot(struct ndpy_ring *ring, uint32_t sequence)
 {
     uint32_t end = atomic_load_explicit(&ring->postings.end, memory_order_acquire);
@@ -395,8 +395,8 @@ uint32_t ndpy_renumber_stored(struct ndpy_completion_queue *cq, uint32_t native_
     return count;
 }
 
-static int cancel_rest(
-    struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq, uint32_t native_status)
+static int cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq,
+                       uint32_t native_status)
 {
     struct ndpy_ring *ring = receive ? qp->receive : qp->initiator;
     uint32_t left = ring_in_flight(ring);

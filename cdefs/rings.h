@@ -22,18 +22,18 @@ struct ndpy_ring;
 struct ndpy_list;
 
 struct ndpy_slot {
-    struct ndpy_ring *ring;      /* NULL in a shared receive queue */
+    struct ndpy_ring *ring; /* NULL in a shared receive queue */
     union {
-        struct ndpy_slot *next;  /* in a ring */
-        struct ndpy_list *list;  /* of a list */
+        struct ndpy_slot *next; /* in a ring */
+        struct ndpy_list *list; /* of a list */
     };
     uint64_t context;
     uint64_t nbytes;
-    uint32_t sequence;           /* number of the request in its ring; in a shared queue or a list, the slot's index */
-    uint32_t index;              /* of all slots of the ring, which stays the same */
+    uint32_t sequence; /* number of the request in its ring; in a shared queue or a list, the slot's index */
+    uint32_t index;    /* of all slots of the ring, which stays the same */
     uint16_t operation;
     uint16_t flags;
-    uint32_t remote_token;       /* of an initiator's request, for struct ndpy_failed_request */
+    uint32_t remote_token; /* of an initiator's request, for struct ndpy_failed_request */
     uint64_t remote_address;
 };
 
@@ -43,8 +43,9 @@ struct ndpy_receive {
     uint64_t context;
 };
 
-/* The receives of a ring one after the other, so that a poll of many reads few cache lines and few pages. A request is at the place
-   of its number & mask, unless a list posted it. former: the smaller array before this one, which a poll may be reading. */
+/* The receives of a ring one after the other, so that a poll of many reads few cache lines and few pages. A request is
+   at the place of its number & mask, unless a list posted it. former: the smaller array before this one, which a poll
+   may be reading. */
 struct ndpy_receives {
     struct ndpy_receives *former;
     uint32_t mask;
@@ -57,16 +58,16 @@ struct ndpy_slots {
     struct ndpy_slot slots[];
 };
 
-/* One posting of a list. base: the number of its first request in the ring. count: fewer than the list has if the provider
-   refused the rest. */
+/* One posting of a list. base: the number of its first request in the ring. count: fewer than the list has if the
+   provider refused the rest. */
 struct ndpy_posting {
     struct ndpy_list *list;
     uint32_t base;
     atomic_uint count;
 };
 
-/* The postings of a ring, oldest first, in an array of mask + 1, which is a power of 2 and at least the depth. The first list makes
-   it. Whoever posts moves `end`, and whoever polls moves `first`. */
+/* The postings of a ring, oldest first, in an array of mask + 1, which is a power of 2 and at least the depth. The
+   first list makes it. Whoever posts moves `end`, and whoever polls moves `first`. */
 struct ndpy_postings {
     struct ndpy_posting *items;
     uint32_t mask;
@@ -78,19 +79,19 @@ struct ndpy_postings {
 struct ndpy_ring {
     struct ndpy_postings postings;
     struct ndpy_slots *memory;
-    _Atomic(struct ndpy_receives *) receives;   /* NULL for an initiator, and while there are no slots */
-    struct ndpy_slot *newest;   /* that of the last request, or NULL while there are no slots */
-    struct ndpy_slot *former;   /* that of the last but one */
+    _Atomic(struct ndpy_receives *) receives; /* NULL for an initiator, and while there are no slots */
+    struct ndpy_slot *newest;                 /* that of the last request, or NULL while there are no slots */
+    struct ndpy_slot *former;                 /* that of the last but one */
     uint32_t allocated;
     atomic_uint posted;
     atomic_uint retired;
-    atomic_uint failed;         /* whether a request has failed; all later ones fail too */
-    struct ndpy_failed_request first_failure;   /* which one, once `failed` is set; its length is 0 if it was flushed */
+    atomic_uint failed;                       /* whether a request has failed; all later ones fail too */
+    struct ndpy_failed_request first_failure; /* which one, once `failed` is set; its length is 0 if it was flushed */
     uint32_t depth;
     uint32_t silent_run;
     uint32_t number;
     int is_receive;
-    unsigned char *headers;     /* of received datagrams, HEADER_SIZE for each slot; NULL for other receives */
+    unsigned char *headers; /* of received datagrams, HEADER_SIZE for each slot; NULL for other receives */
     uint64_t header_token;
 };
 
@@ -100,7 +101,7 @@ struct ndpy_queue_pair {
     void *native;
     struct ndpy_ring *initiator;
     struct ndpy_ring *receive;
-    void *elements;             /* a request's elements in the provider's layout, during a post */
+    void *elements; /* a request's elements in the provider's layout, during a post */
     uint32_t number;
     uint32_t max_initiator_sge;
     uint32_t max_receive_sge;
@@ -109,13 +110,13 @@ struct ndpy_queue_pair {
     uint64_t max_length;
     int suits_siw;
     int refuses_reads;
-    uint32_t offered;           /* operations beyond NDPY_WRITE, each as the bit of its number */
+    uint32_t offered; /* operations beyond NDPY_WRITE, each as the bit of its number */
     atomic_int connection;
-    struct ndpy_list *lists;    /* those in use, and those for the next ones */
+    struct ndpy_list *lists; /* those in use, and those for the next ones */
 };
 
-/* Requests that are posted together. elements and requests: in the provider's layout. The number of a slot is its place in the
-   list. Its memory stays until the queue pair is freed, because the provider names its slots. */
+/* Requests that are posted together. elements and requests: in the provider's layout. The number of a slot is its place
+   in the list. Its memory stays until the queue pair is freed, because the provider names its slots. */
 struct ndpy_list {
     struct ndpy_list *next;
     struct ndpy_ring *ring;
@@ -125,10 +126,10 @@ struct ndpy_list {
     uint32_t capacity;
     uint32_t count;
     char is_used;
-    char is_special;            /* see check_posting() */
+    char is_special; /* see check_posting() */
     char has_reads;
-    char posts_singly;          /* some request needs another call */
-    char was_refused;           /* the provider may name its slots until the end */
+    char posts_singly; /* some request needs another call */
+    char was_refused;  /* the provider may name its slots until the end */
     struct ndpy_slot slots[];
 };
 
@@ -137,23 +138,23 @@ struct ndpy_shared_queue {
     void *elements;
     uint32_t depth;
     uint32_t max_sge;
-    uint32_t name;              /* see ndpy_shared_queue_name() */
+    uint32_t name; /* see ndpy_shared_queue_name() */
     uint64_t max_length;
     struct ndpy_slot slots[];
 };
 
 struct ndpy_completion_queue {
     void *native;
-    struct ndpy_ring *left_ring;        /* that of the last receives that stayed as they came (see leave_receives()) */
-    uint32_t left_number;               /* of its queue pair. While there are results of this one, the ring exists */
-    struct ndpy_completion *stored;     /* completions taken from the provider, or made here, before a poll */
+    struct ndpy_ring *left_ring;    /* that of the last receives that stayed as they came (see leave_receives()) */
+    uint32_t left_number;           /* of its queue pair. While there are results of this one, the ring exists */
+    struct ndpy_completion *stored; /* completions taken from the provider, or made here, before a poll */
     uint32_t stored_capacity;
     uint32_t stored_head;
     uint32_t stored_count;
-    uint32_t undelivered;       /* how many of these are for the program */
-    uint32_t details;           /* which of enum ndpy_detail its completions bring, if it is_extended */
-    int is_extended;            /* verbs: it was created and is polled by the extended calls */
-    int polls_singly;           /* then: ibv_next_poll(3) cannot be used */
+    uint32_t undelivered; /* how many of these are for the program */
+    uint32_t details;     /* which of enum ndpy_detail its completions bring, if it is_extended */
+    int is_extended;      /* verbs: it was created and is polled by the extended calls */
+    int polls_singly;     /* then: ibv_next_poll(3) cannot be used */
 };
 
 /* The largest element of a provider. */
@@ -171,8 +172,8 @@ static int search_posted(struct ndpy_ring *ring, const struct ndpy_slot *slot, u
 /* Makes room for more stored completions. Returns 0 or an errno. */
 static int reserve_stored(struct ndpy_completion_queue *cq, uint32_t more);
 /* As ndpy_cancel_rest(). native_status: the provider's number for a canceled request. */
-static int cancel_rest(
-    struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq, uint32_t native_status);
+static int cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq,
+                       uint32_t native_status);
 
 /* ---- places in a ring ---- */
 
@@ -228,8 +229,8 @@ HOT struct ndpy_posting *posting_at(struct ndpy_ring *ring, uint32_t place)
     return &ring->postings.items[place & ring->postings.mask];
 }
 
-/* Finds the number in the ring of a list's request that has ended, if it is of the oldest posting. Returns 0 otherwise. Once the last
-   request of that posting was found, the posting is over. Call this with the completion queue's lock. */
+/* Finds the number in the ring of a list's request that has ended, if it is of the oldest posting. Returns 0 otherwise.
+   Once the last request of that posting was found, the posting is over. Call this with the completion queue's lock. */
 HOT int find_in_oldest(struct ndpy_ring *ring, const struct ndpy_slot *slot, uint32_t *sequence)
 {
     uint32_t first = atomic_load_explicit(&ring->postings.first, memory_order_relaxed);
@@ -240,8 +241,7 @@ HOT int find_in_oldest(struct ndpy_ring *ring, const struct ndpy_slot *slot, uin
         return 0;
     left = atomic_load_explicit(&posting->count, memory_order_relaxed) - slot->sequence;
     *sequence = posting->base + slot->sequence;
-    if ((int32_t)left <= 0 ||
-        (int32_t)(*sequence - atomic_load_explicit(&ring->retired, memory_order_relaxed)) < 0)
+    if ((int32_t)left <= 0 || (int32_t)(*sequence - atomic_load_explicit(&ring->retired, memory_order_relaxed)) < 0)
         return 0;
     if (left == 1)
         atomic_store_explicit(&ring->postings.first, first + 1, memory_order_release);

@@ -21,7 +21,8 @@ PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted)
     PyObject *context = PyLong_FromUnsignedLongLong(entry->context);
     Completion *completion;
 
-    if (!context) return NULL;
+    if (!context)
+        return NULL;
     if (HAS_GIL && spare_count) {
         /* It has no reference now, has kept its own one to its type, and has no details. */
         completion = spare_completions[--spare_count];
@@ -46,13 +47,15 @@ int completion_change(Completion *completion, const struct ndpy_completion *entr
     PyObject *former[] = {completion->context, completion->status, completion->posted, completion->details};
     PyObject *context = PyLong_FromUnsignedLongLong(entry->context);
 
-    if (!context) return -1;
+    if (!context)
+        return -1;
     completion->context = context;
     completion->status = Py_NewRef(status_members[entry->status & (STATUSES - 1)]);
     completion->posted = Py_NewRef(posted);
     completion->details = NULL;
     completion->entry = *entry;
-    for (int which = 0; which < 4; which++) Py_XDECREF(former[which]);
+    for (int which = 0; which < 4; which++)
+        Py_XDECREF(former[which]);
     return 0;
 }
 
@@ -63,7 +66,8 @@ static void completion_dealloc(PyObject *self)
     Py_DECREF(completion->context);
     Py_DECREF(completion->status);
     Py_DECREF(completion->posted);
-    if (completion->details) Py_CLEAR(completion->details);
+    if (completion->details)
+        Py_CLEAR(completion->details);
     if (HAS_GIL && spare_count < SPARE_COMPLETIONS) {
         spare_completions[spare_count++] = completion;
     } else {
@@ -77,8 +81,8 @@ static void completion_dealloc(PyObject *self)
 PyObject *entry_to_tuple(const struct ndpy_completion *entry)
 {
     return Py_BuildValue("KKIIIIIIII", (unsigned long long)entry->context, (unsigned long long)entry->nbytes,
-        entry->operation, entry->status, entry->native_status, entry->vendor_status, entry->queue_pair, entry->retired,
-        entry->slot, entry->flags);
+                         entry->operation, entry->status, entry->native_status, entry->vendor_status, entry->queue_pair,
+                         entry->retired, entry->slot, entry->flags);
 }
 
 const struct ndpy_details *details_with(PyObject *bytes, uint32_t kind)
@@ -95,8 +99,8 @@ static PyObject *completion_create(PyTypeObject *Py_UNUSED(type), PyObject *argu
     unsigned long long context, nbytes;
 
     if (!PyArg_ParseTuple(arguments, "(KKIIIIIIII)O!", &context, &nbytes, &entry.operation, &entry.status,
-            &entry.native_status, &entry.vendor_status, &entry.queue_pair, &entry.retired, &entry.slot, &entry.flags,
-            posted_type, &posted))
+                          &entry.native_status, &entry.vendor_status, &entry.queue_pair, &entry.retired, &entry.slot,
+                          &entry.flags, posted_type, &posted))
         return NULL;
     entry.context = context;
     entry.nbytes = nbytes;
@@ -117,7 +121,8 @@ static PyObject *get_vendor_status(PyObject *self, void *Py_UNUSED(none))
 
 static PyObject *get_immediate(PyObject *self, void *Py_UNUSED(none))
 {
-    if (!(entry_of(self)->flags & NDPY_IMMEDIATE)) Py_RETURN_NONE;
+    if (!(entry_of(self)->flags & NDPY_IMMEDIATE))
+        Py_RETURN_NONE;
     return PyLong_FromUnsignedLong(entry_of(self)->vendor_status);
 }
 
@@ -125,7 +130,8 @@ static PyObject *get_source(PyObject *self, void *Py_UNUSED(none))
 {
     PyObject *details = ((Completion *)self)->details;
 
-    return details_with(details, NDPY_SOURCE) ? PyObject_CallFunctionObjArgs(read_source, details, NULL) : Py_NewRef(Py_None);
+    return details_with(details, NDPY_SOURCE) ? PyObject_CallFunctionObjArgs(read_source, details, NULL)
+                                              : Py_NewRef(Py_None);
 }
 
 static PyObject *get_timestamp(PyObject *self, void *Py_UNUSED(none))
@@ -173,7 +179,8 @@ static PyObject *get_queue_pair(PyObject *self, void *Py_UNUSED(none))
 
 static PyObject *completion_raise(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    if (entry_of(self)->status == NDPY_SUCCESS) Py_RETURN_NONE;
+    if (entry_of(self)->status == NDPY_SUCCESS)
+        Py_RETURN_NONE;
     return PyObject_CallFunctionObjArgs(raise_status, self, NULL);
 }
 
@@ -187,22 +194,25 @@ static PyMemberDef completion_members[] = {
     {"status", T_OBJECT_EX, offsetof(Completion, status), READONLY, "A Status."},
     {"nbytes", T_ULONGLONG, offsetof(Completion, entry.nbytes), READONLY, "How many bytes a successful request moved."},
     {"native_status", T_UINT, offsetof(Completion, entry.native_status), READONLY,
-        "The provider's own number for the status."},
+     "The provider's own number for the status."},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyGetSetDef completion_fields[] = {
     {"vendor_status", get_vendor_status, NULL, "What the adapter adds to an error, or 0.", NULL},
     {"immediate", get_immediate, NULL,
-        "The 32 bits that the peer sent with its message or write, in host order. None if it sent none.", NULL},
-    {"source", get_source, NULL, "A DatagramSource: where a received datagram came from. None for everything else.", NULL},
+     "The 32 bits that the peer sent with its message or write, in host order. None if it sent none.", NULL},
+    {"source", get_source, NULL, "A DatagramSource: where a received datagram came from. None for everything else.",
+     NULL},
     {"timestamp", get_timestamp, NULL,
-        "When the request ended, in ticks of the adapter's clock. None unless the queue brings CompletionDetails.TIMESTAMP.",
-        NULL},
+     "When the request ended, in ticks of the adapter's clock. None unless the queue brings "
+     "CompletionDetails.TIMESTAMP.",
+     NULL},
     {"wall_clock_ns", get_wall_clock, NULL,
-        "When the request ended, in nanoseconds since 1970. None unless the queue brings CompletionDetails.WALL_CLOCK.", NULL},
+     "When the request ended, in nanoseconds since 1970. None unless the queue brings CompletionDetails.WALL_CLOCK.",
+     NULL},
     {"flow_tag", get_flow_tag, NULL,
-        "The tag of the flow that brought the message. None unless the queue brings CompletionDetails.FLOW_TAG.", NULL},
+     "The tag of the flow that brought the message. None unless the queue brings CompletionDetails.FLOW_TAG.", NULL},
     {"operation", get_operation, NULL, "An Operation.", NULL},
     {"ok", get_ok, NULL, "Whether the request succeeded.", NULL},
     {"queue_pair", get_queue_pair, NULL, "The queue pair of the request. None if the program has dropped it.", NULL},
@@ -211,12 +221,13 @@ static PyGetSetDef completion_fields[] = {
 
 static PyMethodDef completion_methods[] = {
     {"raise_for_status", completion_raise, METH_NOARGS,
-        "raise_for_status($self)\n--\n\n"
-        "Raise the exception that fits the status. Does nothing if the request succeeded."},
+     "raise_for_status($self)\n--\n\n"
+     "Raise the exception that fits the status. Does nothing if the request succeeded."},
     {NULL, NULL, 0, NULL},
 };
 
-PyDoc_STRVAR(completion_doc,
+PyDoc_STRVAR(
+    completion_doc,
     "The result of one request. Its fields are decoded when they are read.\n\n"
     "Fields:\n"
     "    context: the value that was given with the request.\n"
@@ -227,18 +238,14 @@ PyDoc_STRVAR(completion_doc,
     "    vendor_status: what the adapter adds to an error, or 0.\n");
 
 static PyType_Slot completion_slots[] = {
-    {Py_tp_doc, (void *)completion_doc},
-    {Py_tp_new, completion_create},
-    {Py_tp_repr, completion_repr},
-    {Py_tp_dealloc, completion_dealloc},
-    {Py_tp_members, completion_members},
-    {Py_tp_getset, completion_fields},
-    {Py_tp_methods, completion_methods},
-    {0, NULL},
+    {Py_tp_doc, (void *)completion_doc}, {Py_tp_new, completion_create},
+    {Py_tp_repr, completion_repr},       {Py_tp_dealloc, completion_dealloc},
+    {Py_tp_members, completion_members}, {Py_tp_getset, completion_fields},
+    {Py_tp_methods, completion_methods}, {0, NULL},
 };
 
-static PyType_Spec completion_spec = {
-    "ndpy._core.Completion", sizeof(Completion), 0, Py_TPFLAGS_DEFAULT, completion_slots};
+static PyType_Spec completion_spec = {"ndpy._core.Completion", sizeof(Completion), 0, Py_TPFLAGS_DEFAULT,
+                                      completion_slots};
 
 /* ---- the module ---- */
 
@@ -248,8 +255,8 @@ static PyObject *set_up(PyObject *Py_UNUSED(module), PyObject *arguments)
     PyObject *given[5];
     Py_ssize_t count;
 
-    if (!PyArg_ParseTuple(arguments, "O!O!OOO", &PyTuple_Type, &given[0], &PyTuple_Type, &given[1], &given[2], &given[3],
-            &given[4]))
+    if (!PyArg_ParseTuple(arguments, "O!O!OOO", &PyTuple_Type, &given[0], &PyTuple_Type, &given[1], &given[2],
+                          &given[3], &given[4]))
         return NULL;
     for (int which = 0; which < 5; which++) {
         PyObject *former = *settings[which];
@@ -265,15 +272,17 @@ static PyObject *set_up(PyObject *Py_UNUSED(module), PyObject *arguments)
 
 static PyMethodDef functions[] = {
     {"set_up_completions", set_up, METH_VARARGS,
-        "set_up_completions($module, operations, statuses, raise_for_status, describe, read_source, /)\n--\n\n"
-        "Give the members of Operation and Status in the order of their numbers, two functions of a Completion, and one that\n"
-        "makes a DatagramSource of the bytes of a struct ndpy_details."},
+     "set_up_completions($module, operations, statuses, raise_for_status, describe, read_source, /)\n--\n\n"
+     "Give the members of Operation and Status in the order of their numbers, two functions of a Completion, and one "
+     "that\n"
+     "makes a DatagramSource of the bytes of a struct ndpy_details."},
     {NULL, NULL, 0, NULL},
 };
 
 int add_completions(PyObject *module)
 {
     completion_type = add_type(module, &completion_spec);
-    for (int which = 0; which < STATUSES; which++) status_members[which] = Py_None;
+    for (int which = 0; which < STATUSES; which++)
+        status_members[which] = Py_None;
     return completion_type ? PyModule_AddFunctions(module, functions) : -1;
 }

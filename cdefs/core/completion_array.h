@@ -11,14 +11,13 @@ struct owner {
     uint32_t end;
 };
 
-/* entries: the completions. owners: the PostedRequests of all of them, `owned` runs of them. views: of the entries, as integers of
-   64 and of 32 bits. is_exposed: the program may look at the entries through a column at any time. results: the completions in the
-   form of `provider`. If untouched.count is not 0, only these exist, and list has their contexts or is NULL. is_busy: a poll_into() is
-    under way. single: the owner, borrowed, if there is one completion without details; else NULL. details: for each completion the
-    bytes of a struct ndpy_details or NULL, once there were some. */
+/* entries: the completions. owners: the PostedRequests of all of them, `owned` runs of them. views: of the entries, as
+   integers of 64 and of 32 bits. is_exposed: the program may look at the entries through a column at any time. results:
+   the completions in the form of `provider`. If untouched.count is not 0, only these exist, and list has their contexts
+   or is NULL. is_busy: a poll_into() is under way. single: the owner, borrowed, if there is one completion without
+   details; else NULL. details: for each completion the bytes of a struct ndpy_details or NULL, once there were some. */
 typedef struct {
-    PyObject_HEAD
-    Py_ssize_t capacity;
+    PyObject_HEAD Py_ssize_t capacity;
     uint32_t count;
     uint32_t owned;
     SHARED char is_exposed;

@@ -12,7 +12,8 @@ static int is_empty(PyObject *list)
 /* Moves a waiter to another list. Returns 0, or -1 with an error: then nothing has changed. */
 static int move_waiter(PyObject *waiter, PyObject *from, Py_ssize_t place, PyObject *to)
 {
-    if (PyList_Append(to, waiter) < 0) return -1;
+    if (PyList_Append(to, waiter) < 0)
+        return -1;
     return PyList_SetSlice(from, place, place + 1, NULL);
 }
 
@@ -24,7 +25,8 @@ static PyObject *queue_begin_sleep(PyObject *object, PyObject *taken)
     Py_ssize_t place;
     int stored;
 
-    if (enter(self) < 0) return NULL;
+    if (enter(self) < 0)
+        return NULL;
     if (!self->provider->arm || !is_usable(self->failure) || is_empty(self->idle_waiters)) {
         lock_leave(self->lock);
         Py_RETURN_NONE;
@@ -39,7 +41,7 @@ static PyObject *queue_begin_sleep(PyObject *object, PyObject *taken)
     else if (stored || self->kept)
         result = Py_NewRef(Py_True);
     else if (waiter && PyList_Append(taken, waiter) == 0 &&
-        move_waiter(waiter, self->idle_waiters, place, self->waiters) == 0)
+             move_waiter(waiter, self->idle_waiters, place, self->waiters) == 0)
         result = Py_NewRef(Py_False);
     lock_leave(self->lock);
     Py_XDECREF(waiter);
@@ -52,13 +54,16 @@ static PyObject *queue_end_sleep(PyObject *object, PyObject *waiter)
     CompletionQueue *self = (CompletionQueue *)object;
     int is_done = 0;
 
-    if (guarded_lock((Guarded *)self) < 0) return NULL;
+    if (guarded_lock((Guarded *)self) < 0)
+        return NULL;
     if (self->provider->arm && (!self->left || self->left == Py_None)) {
         Py_ssize_t place = PyList_Size(self->waiters);
 
         /* Ctrl-C may have come before it was in the list. */
-        while (place-- && PyList_GetItem(self->waiters, place) != waiter) continue;
-        is_done = move_waiter(waiter, self->waiters, place < 0 ? PY_SSIZE_T_MAX - 1 : place, self->idle_waiters) < 0 ? -1 : 1;
+        while (place-- && PyList_GetItem(self->waiters, place) != waiter)
+            continue;
+        is_done =
+            move_waiter(waiter, self->waiters, place < 0 ? PY_SSIZE_T_MAX - 1 : place, self->idle_waiters) < 0 ? -1 : 1;
     }
     lock_leave(self->lock);
     return is_done < 0 ? NULL : PyBool_FromLong(is_done);
@@ -70,10 +75,12 @@ static PyObject *queue_take_events_alone(PyObject *object, PyObject *Py_UNUSED(n
     CompletionQueue *self = (CompletionQueue *)object;
     int is_alone;
 
-    if (guarded_lock((Guarded *)self) < 0) return NULL;
+    if (guarded_lock((Guarded *)self) < 0)
+        return NULL;
     is_alone = self->native && self->provider->take_events && PyList_Size(self->waiters) == 1 &&
-        PyDict_Size(self->armed) == 0 && (!self->pollers || self->pollers == Py_None);
-    if (is_alone) self->provider->take_events(self->native);
+               PyDict_Size(self->armed) == 0 && (!self->pollers || self->pollers == Py_None);
+    if (is_alone)
+        self->provider->take_events(self->native);
     lock_leave(self->lock);
     return PyBool_FromLong(is_alone);
 }
@@ -82,7 +89,8 @@ static PyObject *queue_attach(PyObject *self, PyObject *arguments)
 {
     unsigned long long provider, native;
 
-    if (!PyArg_ParseTuple(arguments, "KK", &provider, &native)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "KK", &provider, &native))
+        return NULL;
     ((CompletionQueue *)self)->provider = (const struct ndpy_provider *)(uintptr_t)provider;
     if (((CompletionQueue *)self)->provider->result_size > RESULT_SIZE) {
         PyErr_SetString(PyExc_SystemError, "the provider's results are too long");
@@ -98,11 +106,12 @@ static PyObject *queue_detach(PyObject *self, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-/* Visits what completions refer to, if nobody else has them. Completions are unknown to the garbage collector. Where a bind is
-   outstanding, its record refers to the queue pair, and so to the queue with these completions. */
+/* Visits what completions refer to, if nobody else has them. Completions are unknown to the garbage collector. Where a
+   bind is outstanding, its record refers to the queue pair, and so to the queue with these completions. */
 static int visit_completions(PyObject *list, visitproc visit, void *arg)
 {
-    if (!list || Py_REFCNT(list) != 1) return 0;
+    if (!list || Py_REFCNT(list) != 1)
+        return 0;
     for (Py_ssize_t place = 0; place < PyList_Size(list); place++) {
         PyObject *completion = PyList_GetItem(list, place);
 
@@ -117,8 +126,10 @@ static int queue_traverse(PyObject *object, visitproc visit, void *arg)
     CompletionQueue *self = (CompletionQueue *)object;
     int stopped = visit_completions(self->kept, visit, arg);
 
-    if (!stopped) stopped = visit_completions(self->filled, visit, arg);
-    if (stopped) return stopped;
+    if (!stopped)
+        stopped = visit_completions(self->filled, visit, arg);
+    if (stopped)
+        return stopped;
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->defunct);
     Py_VISIT((PyObject *)self->lock);
@@ -167,21 +178,24 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *Py_UNUSED(arguments), P
 {
     CompletionQueue *self = (CompletionQueue *)PyType_GenericAlloc(type, 0);
 
-    if (self) self->posted = PyDict_New();
-    if (self && !self->posted) Py_CLEAR(self);
+    if (self)
+        self->posted = PyDict_New();
+    if (self && !self->posted)
+        Py_CLEAR(self);
     return (PyObject *)self;
 }
 
 static PyMemberDef queue_members[] = {
     {"_failure", T_OBJECT, offsetof(CompletionQueue, failure), 0,
-        "None, or a function that makes the exception for a queue that gets no more completions."},
+     "None, or a function that makes the exception for a queue that gets no more completions."},
     {"_posted_requests", T_OBJECT_EX, offsetof(CompletionQueue, posted), READONLY,
-        "By the serial number of the queue pair, until its last completion is taken."},
+     "By the serial number of the queue pair, until its last completion is taken."},
     {"depth", T_UINT, offsetof(CompletionQueue, depth), 0, NULL},
     {"_waiters", T_OBJECT_EX, offsetof(CompletionQueue, waiters), 0, "A list of what threads sleep on."},
-    {"_idle_waiters", T_OBJECT_EX, offsetof(CompletionQueue, idle_waiters), 0, "Those that are free for the next threads."},
+    {"_idle_waiters", T_OBJECT_EX, offsetof(CompletionQueue, idle_waiters), 0,
+     "Those that are free for the next threads."},
     {"_armed", T_OBJECT_EX, offsetof(CompletionQueue, armed), 0,
-        "A dict of the Pendings of arm() that have not ended, the oldest first."},
+     "A dict of the Pendings of arm() that have not ended, the oldest first."},
     {"_pollers", T_OBJECT, offsetof(CompletionQueue, pollers), 0, "None before the first one."},
     {"_left", T_OBJECT, offsetof(CompletionQueue, left), 0, "close() waits on it until no thread waits for the queue."},
     {NULL, 0, 0, 0, NULL},
@@ -207,16 +221,19 @@ static PyObject *queue_kept(PyObject *self, void *Py_UNUSED(none))
 static PyGetSetDef queue_properties[] = {
     GUARDED_PROPERTIES,
     {"_taken", queue_taken, NULL, "How many completions the program has got since creation.", NULL},
-    {"_kept", queue_kept, NULL, "Completions that a poll took before an exception ended it. The next poll returns them.", NULL},
+    {"_kept", queue_kept, NULL,
+     "Completions that a poll took before an exception ended it. The next poll returns them.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-PyDoc_STRVAR(poll_doc,
+PyDoc_STRVAR(
+    poll_doc,
     "poll($self, max_entries=64, *, spin_s=0.0)\n--\n\n"
     "Take completions without sleeping.\n\n"
     "Parameters:\n"
     "    max_entries: how many to take at most.\n"
-    "    spin_s: how long to look again and again until there is one. Other threads run meanwhile. It ends early when another\n"
+    "    spin_s: how long to look again and again until there is one. Other threads run meanwhile. It ends early when "
+    "another\n"
     "        thread needs the queue.\n"
     "Returns: the completions, oldest first. If there are fewer than max_entries, the queue was empty.\n"
     "Raises:\n"
@@ -224,40 +241,43 @@ PyDoc_STRVAR(poll_doc,
     "    ClosedError, DeviceRemovedError: the queue was closed, or the adapter has gone.\n"
     "Source: IND2CompletionQueue::GetResults; ibv_poll_cq(3).\n");
 
-PyDoc_STRVAR(poll_into_doc,
-    "poll_into($self, array, *, at_least=1, spin_s=0.0)\n--\n\n"
-    "Take completions without sleeping, and allocate nothing for them.\n\n"
-    "Parameters:\n"
-    "    array: a CompletionArray. What it had before is forgotten.\n"
-    "    at_least, spin_s: look again and again, for spin_s seconds at most, until the array has so many. Other threads run\n"
-    "        meanwhile. It ends early when another thread needs the queue.\n"
-    "Raises:\n"
-    "    ValueError: at_least is more than the array holds.\n"
-    "    CompletionQueueOverrunError, ClosedError, DeviceRemovedError: as for poll().\n"
-    "Returns: how many completions the array has now, oldest first. If there are fewer than array.capacity, the queue was\n"
-    "    empty.\n"
-    "Source: IND2CompletionQueue::GetResults; ibv_poll_cq(3).\n");
+PyDoc_STRVAR(poll_into_doc, "poll_into($self, array, *, at_least=1, spin_s=0.0)\n--\n\n"
+                            "Take completions without sleeping, and allocate nothing for them.\n\n"
+                            "Parameters:\n"
+                            "    array: a CompletionArray. What it had before is forgotten.\n"
+                            "    at_least, spin_s: look again and again, for spin_s seconds at most, until the array "
+                            "has so many. Other threads run\n"
+                            "        meanwhile. It ends early when another thread needs the queue.\n"
+                            "Raises:\n"
+                            "    ValueError: at_least is more than the array holds.\n"
+                            "    CompletionQueueOverrunError, ClosedError, DeviceRemovedError: as for poll().\n"
+                            "Returns: how many completions the array has now, oldest first. If there are fewer than "
+                            "array.capacity, the queue was\n"
+                            "    empty.\n"
+                            "Source: IND2CompletionQueue::GetResults; ibv_poll_cq(3).\n");
 
 static PyMethodDef queue_methods[] = {
     {"poll", (PyCFunction)(void (*)(void))queue_poll, METH_FASTCALL | METH_KEYWORDS, poll_doc},
     {"poll_into", (PyCFunction)(void (*)(void))queue_poll_into, METH_FASTCALL | METH_KEYWORDS, poll_into_doc},
     {"_collect_internal", queue_collect_internal, METH_NOARGS,
-        "Take the stored completions before the first one that is for the program. Called with the lock.\n\n"
-        "Returns: the PostedRequests of those that failed."},
+     "Take the stored completions before the first one that is for the program. Called with the lock.\n\n"
+     "Returns: the PostedRequests of those that failed."},
     {"_begin_sleep", queue_begin_sleep, METH_O,
-        "_begin_sleep($self, taken, /)\n--\n\n"
-        "Ask for a notification that wakes an idle waiter.\n\n"
-        "Returns: False, and the waiter is in `taken` and in _waiters. True if there are completions already. None, and nothing\n"
-        "    has changed, if this is more than that."},
+     "_begin_sleep($self, taken, /)\n--\n\n"
+     "Ask for a notification that wakes an idle waiter.\n\n"
+     "Returns: False, and the waiter is in `taken` and in _waiters. True if there are completions already. None, and "
+     "nothing\n"
+     "    has changed, if this is more than that."},
     {"_end_sleep", queue_end_sleep, METH_O,
-        "_end_sleep($self, waiter, /)\n--\n\n"
-        "Make a waiter idle again. Returns False, and nothing has changed, if the end is more than that."},
+     "_end_sleep($self, waiter, /)\n--\n\n"
+     "Make a waiter idle again. Returns False, and nothing has changed, if the end is more than that."},
     {"_take_events_alone", queue_take_events_alone, METH_NOARGS,
-        "_take_events_alone($self)\n--\n\n"
-        "Take the events of the completion channel. Returns False, and nothing has changed, if others have to hear of them."},
+     "_take_events_alone($self)\n--\n\n"
+     "Take the events of the completion channel. Returns False, and nothing has changed, if others have to hear of "
+     "them."},
     {"_attach", queue_attach, METH_VARARGS,
-        "_attach($self, provider, native, /)\n--\n\n"
-        "Take completions from this struct ndpy_completion_queue from now on. The addresses are integers."},
+     "_attach($self, provider, native, /)\n--\n\n"
+     "Take completions from this struct ndpy_completion_queue from now on. The addresses are integers."},
     {"_detach", queue_detach, METH_NOARGS, "Forget the struct ndpy_completion_queue, which is freed next."},
     {NULL, NULL, 0, NULL},
 };
@@ -275,10 +295,11 @@ static PyType_Slot queue_slots[] = {
 };
 
 static PyType_Spec queue_spec = {"ndpy._core.CompletionQueue", sizeof(CompletionQueue), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, queue_slots};
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, queue_slots};
 
 int add_completion_queues(PyObject *module)
 {
-    if (prepare_polling() < 0 || prepare_polling_arrays() < 0) return -1;
+    if (prepare_polling() < 0 || prepare_polling_arrays() < 0)
+        return -1;
     return add_type(module, &queue_spec) ? 0 : -1;
 }

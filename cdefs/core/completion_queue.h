@@ -8,12 +8,12 @@
 /* RESULT_SIZE: the largest of a provider's results that polls can leave untouched. */
 enum { BATCH = 64, SLACK = 64, RESULT_SIZE = 64 };
 
-/* native: a struct ndpy_completion_queue. posted: a dict of PostedRequests by the number of their queue pair. last: the PostedRequests
-   of the last completion, and their number. kept: NULL, or a list of completions that a poll took before an exception ended it; the
-   next poll returns them. empty, filled: the lists without and with up to BATCH completions that polls returned last, or NULL. The
-   next poll returns them again, with the same objects in them, if nobody else has them. taken: how many completions were taken since
-   creation, including those that are kept. failure: None, or a function that makes the exception for a queue that gets no more
-   completions. Polls raise it when nothing is left. */
+/* native: a struct ndpy_completion_queue. posted: a dict of PostedRequests by the number of their queue pair. last: the
+   PostedRequests of the last completion, and their number. kept: NULL, or a list of completions that a poll took before
+   an exception ended it; the next poll returns them. empty, filled: the lists without and with up to BATCH completions
+   that polls returned last, or NULL. The next poll returns them again, with the same objects in them, if nobody else
+   has them. taken: how many completions were taken since creation, including those that are kept. failure: None, or a
+   function that makes the exception for a queue that gets no more completions. Polls raise it when nothing is left. */
 typedef struct {
     GUARDED_HEAD
     PyObject *SHARED failure;
@@ -38,7 +38,8 @@ HOT Posted *posted_of(CompletionQueue *self, uint32_t number)
 {
     PyObject *key, *found;
 
-    if (self->last && self->last_number == number) return (Posted *)self->last;
+    if (self->last && self->last_number == number)
+        return (Posted *)self->last;
     key = PyLong_FromUnsignedLong(number);
     if (!key) {
         PyErr_Clear();
@@ -61,13 +62,14 @@ HOT Posted *posted_of(CompletionQueue *self, uint32_t number)
 HOT int is_plain(PyObject *record)
 {
     return Py_TYPE(record) == posted_list_type || Py_TYPE(record) == element_type || record == Py_None ||
-        PyList_CheckExact(record);
+           PyList_CheckExact(record);
 }
 
 /* ---- completions of requests that are only forgotten ---- */
 
-/* Completions of one direction of one queue pair, one after the other. Their records go at the end of the run, all at once. next:
-   the first record that none of these requests has; left: how many requests of the record before have not ended. */
+/* Completions of one direction of one queue pair, one after the other. Their records go at the end of the run, all at
+   once. next: the first record that none of these requests has; left: how many requests of the record before have not
+   ended. */
 struct run {
     Posted *posted;
     Records *records;
@@ -113,9 +115,11 @@ HOT int count_with_mutex(struct run *run, uint32_t retired)
         const struct record *record;
 
         remaining -= left;
-        if (next == run->records->count) return 0;
+        if (next == run->records->count)
+            return 0;
         record = record_at(run->records, next++);
-        if (!is_plain(record->object)) return 0;
+        if (!is_plain(record->object))
+            return 0;
         left = record->left;
     }
     run->left = left - remaining;
@@ -135,7 +139,8 @@ HOT int count_requests(struct run *run, uint32_t retired)
     return counted;
 }
 
-/* Makes a completion part of a run, or of the next one. Returns 0 if it needs more than that: then the run has ended. */
+/* Makes a completion part of a run, or of the next one. Returns 0 if it needs more than that: then the run has ended.
+ */
 HOT int join_run(CompletionQueue *self, struct run *run, const struct ndpy_completion *entry)
 {
     int receives = entry->operation == NDPY_RECEIVE;
@@ -146,13 +151,15 @@ HOT int join_run(CompletionQueue *self, struct run *run, const struct ndpy_compl
 
             end_run(run);
             posted = posted_of(self, entry->queue_pair);
-            if (!posted || posted->watched) return 0;
+            if (!posted || posted->watched)
+                return 0;
             run->posted = (Posted *)Py_NewRef((PyObject *)posted);
             run->records = (Records *)(receives ? posted->receive : posted->initiator);
             run->number = entry->queue_pair;
             run->receives = receives;
         }
-        if (count_requests(run, entry->retired)) return 1;
+        if (count_requests(run, entry->retired))
+            return 1;
     }
     end_run(run);
     return 0;
@@ -166,8 +173,8 @@ HOT Records *records_of(const Posted *posted, const struct ndpy_completion *entr
     return (Records *)(entry->operation == NDPY_RECEIVE ? posted->receive : posted->initiator);
 }
 
-/* Finds the record of the only request that a completion ends, if this one only has to be forgotten. posted: of its queue pair.
-   Returns NULL otherwise. Called with the records' mutex. */
+/* Finds the record of the only request that a completion ends, if this one only has to be forgotten. posted: of its
+   queue pair. Returns NULL otherwise. Called with the records' mutex. */
 HOT struct record *find_record(const Posted *posted, const struct ndpy_completion *entry)
 {
     const Records *records = records_of(posted, entry);
@@ -178,27 +185,31 @@ HOT struct record *find_record(const Posted *posted, const struct ndpy_completio
     return record_oldest(records);
 }
 
-/* Ends a request that has this record. Returns the object, which the caller owns, if it was the last one with the record. Called with
-   the records' mutex. */
+/* Ends a request that has this record. Returns the object, which the caller owns, if it was the last one with the
+   record. Called with the records' mutex. */
 HOT PyObject *end_request(const Posted *posted, const struct ndpy_completion *entry, struct record *record)
 {
-    if (--record->left) return NULL;
+    if (--record->left)
+        return NULL;
     return records_take(records_of(posted, entry));
 }
 
-/* Ends a single request that only has to be forgotten. Returns its PostedRequests, borrowed, or NULL: then nothing has changed. */
+/* Ends a single request that only has to be forgotten. Returns its PostedRequests, borrowed, or NULL: then nothing has
+ * changed. */
 HOT Posted *retire_one(CompletionQueue *self, const struct ndpy_completion *entry)
 {
     Posted *posted = posted_of(self, entry->queue_pair);
     struct record *record;
     PyObject *ended;
 
-    if (!posted || posted->watched) return NULL;
+    if (!posted || posted->watched)
+        return NULL;
     mutex_lock(&records_of(posted, entry)->mutex);
     record = find_record(posted, entry);
     ended = record ? end_request(posted, entry, record) : NULL;
     mutex_unlock(&records_of(posted, entry)->mutex);
-    if (!record) return NULL;
+    if (!record)
+        return NULL;
     Py_XDECREF(ended);
     return posted;
 }
@@ -242,17 +253,17 @@ struct failure {
 /* Notes the present exception. Only the first one counts. */
 void note_failure(struct failure *failure);
 /* Takes the details out of a completion. Returns their bytes, or NULL if memory is short, which is noted. */
-PyObject *open_details(
-    const struct ndpy_completion *entry, struct ndpy_completion *opened, struct failure *failure);
-/* Returns what the program gets for one completion without its details, or NULL. failed: a list, made when needed. If Python code
-   raises, such as because of Ctrl-C, the program still gets the completion, as the provider reported it. */
-PyObject *collect_one(
-    CompletionQueue *self, const struct ndpy_completion *entry, PyObject **failed, struct failure *failure);
-/* Forgets the receives that untouched completions end. Returns their PostedRequests, borrowed. If there is a list, its object is in
-   *list, which the caller owns, and `untouched` has the contexts of this object. NULL if that is more than to forget them: then
-   nothing has changed. */
+PyObject *open_details(const struct ndpy_completion *entry, struct ndpy_completion *opened, struct failure *failure);
+/* Returns what the program gets for one completion without its details, or NULL. failed: a list, made when needed. If
+   Python code raises, such as because of Ctrl-C, the program still gets the completion, as the provider reported it. */
+PyObject *collect_one(CompletionQueue *self, const struct ndpy_completion *entry, PyObject **failed,
+                      struct failure *failure);
+/* Forgets the receives that untouched completions end. Returns their PostedRequests, borrowed. If there is a list, its
+   object is in *list, which the caller owns, and `untouched` has the contexts of this object. NULL if that is more than
+   to forget them: then nothing has changed. */
 Posted *retire_untouched(CompletionQueue *self, struct ndpy_untouched *untouched, PyObject **list);
-/* Ends several requests of one queue pair and of one operation that only have to be forgotten. Returns as retire_one(). */
+/* Ends several requests of one queue pair and of one operation that only have to be forgotten. Returns as retire_one().
+ */
 Posted *retire_alike(CompletionQueue *self, const struct ndpy_completion *entries, uint32_t count);
 
 /* ---- polling.c ---- */
@@ -262,10 +273,11 @@ Posted *retire_alike(CompletionQueue *self, const struct ndpy_completion *entrie
 
 /* Takes up to `wanted` of the kept completions. Returns a list, or NULL with an error. */
 PyObject *take_kept(CompletionQueue *self, Py_ssize_t wanted);
-/* Keeps completions for the next poll, because the present exception ends this one. Steals the list. Called without the lock. */
+/* Keeps completions for the next poll, because the present exception ends this one. Steals the list. Called without the
+ * lock. */
 void keep(CompletionQueue *self, PyObject *completions);
-/* Polls with the interpreter's lock free, until there are completions, the time is over, or another thread wants the queue. Returns
-   their number, or minus an errno. Called with the lock. */
+/* Polls with the interpreter's lock free, until there are completions, the time is over, or another thread wants the
+   queue. Returns their number, or minus an errno. Called with the lock. */
 int spin(CompletionQueue *self, struct ndpy_completion *entries, uint32_t room, double seconds);
 PyObject *queue_poll(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords);
 PyObject *queue_collect_internal(PyObject *object, PyObject *none);

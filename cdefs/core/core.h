@@ -1,5 +1,6 @@
 /* The extension module ndpy._core: what its files share. It uses the limited API only, so one build serves every
-   CPython from 3.10 on. Free-threaded CPython has no limited API before 3.15, so a build for it serves that version alone. */
+   CPython from 3.10 on. Free-threaded CPython has no limited API before 3.15, so a build for it serves that version
+   alone. */
 
 #ifndef NDPY_CORE_H
 #define NDPY_CORE_H
@@ -25,7 +26,8 @@
 void free_object(PyObject *self);
 /* The same for an object that the garbage collector tracks. */
 void free_tracked(PyObject *self);
-/* Creates a type, whose objects can be neither copied nor pickled, and adds it to the module. Returns NULL with an error. */
+/* Creates a type, whose objects can be neither copied nor pickled, and adds it to the module. Returns NULL with an
+ * error. */
 PyTypeObject *add_type(PyObject *module, PyType_Spec *spec);
 /* The same for a type of values, whose objects can be. */
 PyTypeObject *add_value_type(PyObject *module, PyType_Spec *spec);
@@ -34,15 +36,19 @@ PyTypeObject *add_value_type(PyObject *module, PyType_Spec *spec);
    `positional` ones may also be given by position. An argument that the caller omits stays NULL. Returns 0, or -1 with
    an error. */
 int sort_arguments(const char *function, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords,
-    PyObject *const *names, int positional, int count, PyObject **out);
+                   PyObject *const *names, int positional, int count, PyObject **out);
 PyObject *interned(const char *name);
 
-/* Whether an object is of a type or of a subtype. usual: a type that was one, or NULL; its reference is never given back. */
+/* Whether an object is of a type or of a subtype. usual: a type that was one, or NULL; its reference is never given
+ * back. */
 HOT int is_of(PyObject *object, PyTypeObject *type, PyTypeObject **usual)
 {
-    if (Py_TYPE(object) == *usual) return 1;
-    if (!PyObject_TypeCheck(object, type)) return 0;
-    if (HAS_GIL && !*usual) *usual = (PyTypeObject *)Py_NewRef((PyObject *)Py_TYPE(object));
+    if (Py_TYPE(object) == *usual)
+        return 1;
+    if (!PyObject_TypeCheck(object, type))
+        return 0;
+    if (HAS_GIL && !*usual)
+        *usual = (PyTypeObject *)Py_NewRef((PyObject *)Py_TYPE(object));
     return 1;
 }
 
@@ -90,8 +96,7 @@ typedef struct {
 
 /* Memory of a peer. sliced_from: the whole memory that this is a piece of, or NULL if it is no slice. */
 typedef struct Remote {
-    PyObject_HEAD
-    struct Remote *sliced_from;
+    PyObject_HEAD struct Remote *sliced_from;
     unsigned long long address;
     unsigned long long length;
     unsigned long long token;
@@ -100,11 +105,12 @@ typedef struct Remote {
 extern PyTypeObject *element_type, *remote_type;
 
 /* Makes an element. Returns NULL with an error. */
-PyObject *element_new(PyObject *region, unsigned long long address, unsigned long long length, unsigned long long token);
-/* Finds the offset and the length of a slice of `whole` bytes, which `what` names. Unlike Python's slices, it must be inside:
-   missing bytes cannot be sent. Returns 0, or -1 with an error. */
-int find_bounds(
-    PyObject *key, unsigned long long whole, const char *what, unsigned long long *offset, unsigned long long *length);
+PyObject *element_new(PyObject *region, unsigned long long address, unsigned long long length,
+                      unsigned long long token);
+/* Finds the offset and the length of a slice of `whole` bytes, which `what` names. Unlike Python's slices, it must be
+   inside: missing bytes cannot be sent. Returns 0, or -1 with an error. */
+int find_bounds(PyObject *key, unsigned long long whole, const char *what, unsigned long long *offset,
+                unsigned long long *length);
 /* The element of region[key]. */
 PyObject *region_slice(PyObject *self, PyObject *key);
 
@@ -135,18 +141,18 @@ extern PyTypeObject *export_type;
 
 /* Exports a buffer whose bytes lie one after the other, in the order of its elements. Returns NULL with an error. */
 Export *export_new(PyObject *object);
-/* Returns 1 with the memory of a memoryview. 0 if it is not writable, or if plain_view() of ndpy/memory.py has to judge it. */
+/* Returns 1 with the memory of a memoryview. 0 if it is not writable, or if plain_view() of ndpy/memory.py has to judge
+ * it. */
 int plain_memory(PyObject *view, void **address, Py_ssize_t *length);
 
 /* ---- guarded.c ---- */
 
-/* How an object begins whose native object a lock guards. defunct: None while the object can be used. native: the provider's, from
-   attach() to detach(). is_ready: the object can be used, and has a lock and a native object. */
-#define GUARDED_HEAD \
-    PyObject_HEAD \
-    PyObject *SHARED defunct; \
-    Lock *SHARED lock; \
-    void *SHARED native; \
+/* How an object begins whose native object a lock guards. defunct: None while the object can be used. native: the
+   provider's, from attach() to detach(). is_ready: the object can be used, and has a lock and a native object. */
+#define GUARDED_HEAD                        \
+    PyObject_HEAD PyObject *SHARED defunct; \
+    Lock *SHARED lock;                      \
+    void *SHARED native;                    \
     SHARED char is_ready;
 
 typedef struct {
@@ -158,9 +164,11 @@ int guarded_set_defunct(PyObject *self, PyObject *value, void *none);
 PyObject *guarded_get_lock(PyObject *self, void *none);
 int guarded_set_lock(PyObject *self, PyObject *value, void *none);
 
-#define GUARDED_PROPERTIES \
-    {"_defunct", guarded_get_defunct, guarded_set_defunct, NULL, NULL}, \
-    {"_lock", guarded_get_lock, guarded_set_lock, "Guards the native object.", NULL}
+#define GUARDED_PROPERTIES                                                             \
+    {"_defunct", guarded_get_defunct, guarded_set_defunct, NULL, NULL},                \
+    {                                                                                  \
+        "_lock", guarded_get_lock, guarded_set_lock, "Guards the native object.", NULL \
+    }
 
 /* native: NULL to detach. */
 void guarded_attach(Guarded *self, void *native);
@@ -185,8 +193,7 @@ struct link {
 
 /* What was dropped without close(). dropped: a deque. */
 typedef struct {
-    PyObject_HEAD
-    PyObject *dropped;
+    PyObject_HEAD PyObject *dropped;
     SHARED char is_closing;
 } Orphans;
 
@@ -196,8 +203,7 @@ enum { PLAIN_RIGHTS = 16 };
    how many registrations of regions.c are under way. registrar: how regions.c registers; NULL if it cannot. rights: the
    provider's, for every ndpy.Access below PLAIN_RIGHTS. */
 typedef struct {
-    PyObject_HEAD
-    PyObject *SHARED defunct;
+    PyObject_HEAD PyObject *SHARED defunct;
     PyObject *orphans;
     PyObject *region_class;
     const struct ndpy_registrar *registrar;
@@ -214,16 +220,16 @@ extern PyTypeObject *orphans_type, *adapter_type;
 /* ---- references.c ---- */
 
 /* How an object begins that requests refer to. adapter: whose it is. defunct: None while it can be used. */
-#define USABLE_HEAD \
-    PyObject_HEAD \
-    PyObject *adapter; \
+#define USABLE_HEAD                  \
+    PyObject_HEAD PyObject *adapter; \
     PyObject *SHARED defunct;
 
 typedef struct {
     USABLE_HEAD
 } Usable;
 
-/* Whether requests of an adapter's queues may refer to an object. Every way of posting asks this, with the lock of the queue. */
+/* Whether requests of an adapter's queues may refer to an object. Every way of posting asks this, with the lock of the
+ * queue. */
 HOT int may_refer_to(const PyObject *adapter, const Usable *used)
 {
     return is_usable(used->defunct) && used->adapter == adapter;
@@ -236,22 +242,22 @@ typedef struct {
 } Destination;
 
 extern PyTypeObject *destination_type;
-/* Guards `defunct` of all destinations. Whoever posts to one has it from the check to the provider's answer, so the handle is there: its
-   close() marks the destination first. */
+/* Guards `defunct` of all destinations. Whoever posts to one has it from the check to the provider's answer, so the
+   handle is there: its close() marks the destination first. */
 #ifdef Py_GIL_DISABLED
 extern PyMutex destinations_mutex;
 #endif
 
-/* Beside the numbers of enum ndpy_refusal and of the providers: an exception was raised, or the request refers to something that it may
-   not refer to. */
+/* Beside the numbers of enum ndpy_refusal and of the providers: an exception was raised, or the request refers to
+   something that it may not refer to. */
 enum { RAISED = -1000, UNUSABLE = -1001 };
 
 /* ---- regions.c ---- */
 
 /* owner: keeps the memory in place until the region is closed. writable:
    whether the adapter may write to it. handle: the provider's object. bindings: a set, or NULL for none. lifetime: the
-   lock of close(), made when it is needed. serial: 0 until somebody asks. released: not open, or closed. weak: a weak reference to the
-   region, by which other threads find it in the circle, where it stays while it is freed. */
+   lock of close(), made when it is needed. serial: 0 until somebody asks. released: not open, or closed. weak: a weak
+   reference to the region, by which other threads find it in the circle, where it stays while it is freed. */
 typedef struct {
     USABLE_HEAD
     PyObject *SHARED owner;
@@ -285,42 +291,41 @@ struct piece {
 
 /* Reads an element or a region. Returns 0 if it is neither. */
 int read_piece(PyObject *object, struct piece *out);
-/* Reads the elements of a request: elements, regions, and tuples (address, length, token) of memory that is sent inline. Returns 0, a
-   refusal, RAISED, or UNUSABLE with the region in *unusable, borrowed. */
-int read_pieces(const PyObject *adapter, unsigned long long largest_token, PyObject *list, struct ndpy_element *out, uint32_t count,
-    PyObject **unusable);
-/* Raises why a queue's requests may not refer to an object. Returns -1. Returns 0 if they may by now, because a close() in another
-   thread has failed. Called without the lock. */
+/* Reads the elements of a request: elements, regions, and tuples (address, length, token) of memory that is sent
+   inline. Returns 0, a refusal, RAISED, or UNUSABLE with the region in *unusable, borrowed. */
+int read_pieces(const PyObject *adapter, unsigned long long largest_token, PyObject *list, struct ndpy_element *out,
+                uint32_t count, PyObject **unusable);
+/* Raises why a queue's requests may not refer to an object. Returns -1. Returns 0 if they may by now, because a close()
+   in another thread has failed. Called without the lock. */
 int refuse_reference(PyObject *queue, PyObject *object);
 
 /* ---- records.c ---- */
 
-/* What some requests use: any object for one, an element for several in a row, or a PostedList. left: how many of them have not
-   ended. */
+/* What some requests use: any object for one, an element for several in a row, or a PostedList. left: how many of them
+   have not ended. */
 struct record {
     PyObject *object;
     uint32_t requests;
     uint32_t left;
 };
 
-/* What the requests of one work queue use, oldest first. count: of the items. The capacity is a power of 2. mutex: guards all of it.
-   Whoever posts has it from the record to the provider's answer, so whoever polls never sees the record of a refused request. */
+/* What the requests of one work queue use, oldest first. count: of the items. The capacity is a power of 2. mutex:
+   guards all of it. Whoever posts has it from the record to the provider's answer, so whoever polls never sees the
+   record of a refused request. */
 typedef struct {
-    PyObject_HEAD
-    MUTEX(mutex)
-    struct record *items;
+    PyObject_HEAD MUTEX(mutex) struct record *items;
     size_t first;
     size_t count;
     size_t capacity;
 } Records;
 
-/* The requests of a queue pair that the adapter still works on. watched: its completions all go to _collect_one() in Python. */
+/* The requests of a queue pair that the adapter still works on. watched: its completions all go to _collect_one() in
+ * Python. */
 typedef struct {
-    PyObject_HEAD
-    PyObject *queue_pair; /* a weak reference */
-    PyObject *initiator;  /* Records */
-    PyObject *receive;    /* Records */
-    PyObject *SHARED stored; /* NULL, or a dict; see ndpy/completion.py */
+    PyObject_HEAD PyObject *queue_pair; /* a weak reference */
+    PyObject *initiator;                /* Records */
+    PyObject *receive;                  /* Records */
+    PyObject *SHARED stored;            /* NULL, or a dict; see ndpy/completion.py */
     int stored_shared;
     SHARED char failed;
     SHARED char watched;
@@ -344,7 +349,8 @@ HOT struct record *record_oldest(const Records *records)
 /* Adds a record of some requests as the newest one. Returns 0, or -1 with an error. */
 HOT int records_push(Records *records, PyObject *object, uint32_t requests)
 {
-    if (records->count == records->capacity && records_grow(records) < 0) return -1;
+    if (records->count == records->capacity && records_grow(records) < 0)
+        return -1;
     *record_at(records, records->count++) = (struct record){Py_NewRef(object), requests, requests};
     return 0;
 }
@@ -354,7 +360,8 @@ HOT int records_push_element(Records *records, PyObject *element)
 {
     struct record *newest = records->count ? record_at(records, records->count - 1) : NULL;
 
-    if (!newest || newest->object != element) return records_push(records, element, 1);
+    if (!newest || newest->object != element)
+        return records_push(records, element, 1);
     newest->requests++;
     newest->left++;
     return 0;
@@ -386,11 +393,10 @@ HOT PyObject *records_take(Records *records)
 
 /* ---- batch.c ---- */
 
-/* The requests of a batch as the provider gets them, for one queue pair. They are posted any number of times, and never change.
-   pool: a ListPool. records: a tuple of what each request uses. */
+/* The requests of a batch as the provider gets them, for one queue pair. They are posted any number of times, and never
+   change. pool: a ListPool. records: a tuple of what each request uses. */
 typedef struct {
-    PyObject_HEAD
-    PyObject *pool;
+    PyObject_HEAD PyObject *pool;
     PyObject *records;
     uint64_t *numbers; /* those of the batch's columns, one after the other; the contexts come first */
     struct ndpy_list *native;
@@ -398,19 +404,18 @@ typedef struct {
     uint32_t operation; /* NDPY_RECEIVE, or an operation of the other queue */
 } PostedList;
 
-/* Whose lists they are. native: NULL once the queue pair has gone. mutex: guards which lists are in use, and `native`. batches: NULL, or
-   a set of weak references to the batches that have one of the lists. */
+/* Whose lists they are. native: NULL once the queue pair has gone. mutex: guards which lists are in use, and `native`.
+   batches: NULL, or a set of weak references to the batches that have one of the lists. */
 typedef struct {
-    PyObject_HEAD
-    MUTEX(mutex)
-    const struct ndpy_provider *provider;
+    PyObject_HEAD MUTEX(mutex) const struct ndpy_provider *provider;
     struct ndpy_queue_pair *native;
     PyObject *batches;
 } ListPool;
 
 extern PyTypeObject *posted_list_type, *list_pool_type, *batch_type;
 
-/* The queue pair goes: its batches forget their lists for it. Those that are in use outlive it. Called with the queue pair's lock. */
+/* The queue pair goes: its batches forget their lists for it. Those that are in use outlive it. Called with the queue
+ * pair's lock. */
 void pool_close(ListPool *pool);
 
 /* The context of each request, for as long as somebody has the list. */
@@ -421,8 +426,8 @@ HOT const uint64_t *list_contexts(const PostedList *list)
 
 /* ---- work_queues.c ---- */
 
-/* The names of the arguments of write(), send(), compare_and_swap() and fetch_and_add(), in their order. read() and receive() have
-   the first ones of them. */
+/* The names of the arguments of write(), send(), compare_and_swap() and fetch_and_add(), in their order. read() and
+   receive() have the first ones of them. */
 extern PyObject *names_with_remote[5], *names_without_remote[4], *names_of_swap[6], *names_of_add[5];
 extern PyObject *names_of_atomic_write[4], *names_of_flush_memory[5];
 extern PyObject *names_to_destination[5], *names_of_write_to[6];
@@ -439,8 +444,7 @@ int read_operand(PyObject *object, const char *name, uint64_t *out);
 /* context, status: fields that the interpreter reads without a call. details: the bytes of a struct ndpy_details, or
    NULL. */
 typedef struct {
-    PyObject_HEAD
-    PyObject *context;
+    PyObject_HEAD PyObject *context;
     PyObject *status;
     PyObject *posted;
     PyObject *details;
@@ -468,8 +472,8 @@ const struct ndpy_details *details_with(PyObject *bytes, uint32_t kind);
 
 /* ---- timeouts.c ---- */
 
-/* Reads how many seconds something lasts: 0 or more, infinite for ever. name: of the parameter, for the error. Returns 0, or -1 with an
-   error: it is no number, or not a number. */
+/* Reads how many seconds something lasts: 0 or more, infinite for ever. name: of the parameter, for the error. Returns
+   0, or -1 with an error: it is no number, or not a number. */
 int read_seconds(PyObject *value, const char *name, double *seconds);
 
 /* Each adds the types and functions of its file. Return 0, or -1 with an error. */

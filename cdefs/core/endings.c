@@ -1,5 +1,5 @@
-/* What completions end. A request that succeeded, or several with silent ones before it, is only forgotten. Every other completion
-   goes to _collect_one() in Python. */
+/* What completions end. A request that succeeded, or several with silent ones before it, is only forgotten. Every other
+   completion goes to _collect_one() in Python. */
 
 #include "completion_queue.h"
 
@@ -11,29 +11,31 @@ void note_failure(struct failure *failure)
         PyErr_Fetch(&failure->type, &failure->value, &failure->traceback);
 }
 
-PyObject *open_details(
-    const struct ndpy_completion *entry, struct ndpy_completion *opened, struct failure *failure)
+PyObject *open_details(const struct ndpy_completion *entry, struct ndpy_completion *opened, struct failure *failure)
 {
     struct ndpy_details *details = (struct ndpy_details *)(uintptr_t)entry->context;
     PyObject *bytes;
 
     *opened = *entry;
     bytes = PyBytes_FromStringAndSize((const char *)details, sizeof *details);
-    if (!bytes) note_failure(failure);
+    if (!bytes)
+        note_failure(failure);
     opened->context = details->context;
     opened->flags &= ~(uint32_t)NDPY_DETAILED;
     free(details);
     return bytes;
 }
 
-PyObject *collect_one(
-    CompletionQueue *self, const struct ndpy_completion *entry, PyObject **failed, struct failure *failure)
+PyObject *collect_one(CompletionQueue *self, const struct ndpy_completion *entry, PyObject **failed,
+                      struct failure *failure)
 {
     PyObject *tuple, *completion = NULL;
 
-    if (!*failed) *failed = PyList_New(0);
+    if (!*failed)
+        *failed = PyList_New(0);
     tuple = *failed ? entry_to_tuple(entry) : NULL;
-    if (tuple) completion = PyObject_CallMethod((PyObject *)self, "_collect_one", "OO", tuple, *failed);
+    if (tuple)
+        completion = PyObject_CallMethod((PyObject *)self, "_collect_one", "OO", tuple, *failed);
     Py_XDECREF(tuple);
     if (!completion) {
         note_failure(failure);
@@ -41,7 +43,8 @@ PyObject *collect_one(
             Posted *posted = posted_of(self, entry->queue_pair);
 
             completion = posted ? completion_new(entry, (PyObject *)posted) : NULL;
-            if (PyErr_Occurred()) note_failure(failure);
+            if (PyErr_Occurred())
+                note_failure(failure);
         }
     } else if (completion == Py_None) {
         Py_CLEAR(completion);
@@ -55,11 +58,13 @@ Posted *retire_untouched(CompletionQueue *self, struct ndpy_untouched *untouched
     Records *records = posted ? (Records *)posted->receive : NULL;
     struct record *oldest;
 
-    if (!records || posted->watched) return NULL;
+    if (!records || posted->watched)
+        return NULL;
     if (!untouched->list) {
         struct run run = {.records = records};
 
-        if (!count_requests(&run, untouched->count)) return NULL;
+        if (!count_requests(&run, untouched->count))
+            return NULL;
         end_run(&run);
         return posted;
     }
@@ -73,7 +78,8 @@ Posted *retire_untouched(CompletionQueue *self, struct ndpy_untouched *untouched
         untouched->contexts = list_contexts((PostedList *)*list) + untouched->first;
         oldest->left -= untouched->count;
         /* The caller has the list. */
-        if (!oldest->left) Py_DECREF(records_take(records));
+        if (!oldest->left)
+            Py_DECREF(records_take(records));
     }
     mutex_unlock(&records->mutex);
     return posted;
@@ -90,13 +96,15 @@ Posted *retire_alike(CompletionQueue *self, const struct ndpy_completion *entrie
         const struct ndpy_completion *entry = &entries[place];
 
         differences |= entry->status | (entry->flags & ~(uint32_t)NDPY_IMMEDIATE) | (entry->queue_pair ^ number) |
-            (entry->operation ^ operation);
+                       (entry->operation ^ operation);
         retired += entry->retired;
     }
     posted = differences ? NULL : posted_of(self, number);
-    if (!posted || posted->watched) return NULL;
+    if (!posted || posted->watched)
+        return NULL;
     run.records = (Records *)(operation == NDPY_RECEIVE ? posted->receive : posted->initiator);
-    if (!count_requests(&run, retired)) return NULL;
+    if (!count_requests(&run, retired))
+        return NULL;
     end_run(&run);
     return posted;
 }

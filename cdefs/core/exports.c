@@ -1,7 +1,7 @@
 /* Exports of buffers: what a memoryview does, without being one. And Owned, which frees what other libraries have made.
 
-   Without the interpreter's lock, bytearray and memoryview of CPython 3.13 count their exports without any other lock. So a buffer is
-   asked for, and let go of, in a section of the object. */
+   Without the interpreter's lock, bytearray and memoryview of CPython 3.13 count their exports without any other lock.
+   So a buffer is asked for, and let go of, in a section of the object. */
 
 #include "core.h"
 
@@ -12,7 +12,15 @@ PyTypeObject *export_type;
 static struct spares spare_exports;
 
 /* Slots and flags of the buffer protocol, which the limited API names since 3.11. */
-enum { SLOT_GET_BUFFER = 1, SLOT_RELEASE_BUFFER = 2, WRITABLE = 1, FORMAT = 4, SHAPE = 8, STRIDES = 0x18, C_CONTIGUOUS = 0x38 };
+enum {
+    SLOT_GET_BUFFER = 1,
+    SLOT_RELEASE_BUFFER = 2,
+    WRITABLE = 1,
+    FORMAT = 4,
+    SHAPE = 8,
+    STRIDES = 0x18,
+    C_CONTIGUOUS = 0x38
+};
 
 typedef int (*get_buffer)(PyObject *object, struct buffer *buffer, int flags);
 typedef void (*release_buffer)(PyObject *object, struct buffer *buffer);
@@ -28,12 +36,15 @@ Export *export_new(PyObject *object)
         return NULL;
     }
     export = take_spare(&spare_exports);
-    if (!export) export = make_reusable(&spare_exports, export_type);
-    if (!export) return NULL;
+    if (!export)
+        export = make_reusable(&spare_exports, export_type);
+    if (!export)
+        return NULL;
     BEGIN_SECTION(object)
     failed = get(object, &((Export *)export)->buffer, C_CONTIGUOUS);
     END_SECTION()
-    if (!failed) return (Export *)export;
+    if (!failed)
+        return (Export *)export;
     ((Export *)export)->buffer.object = NULL;
     Py_DECREF(export);
     return NULL;
@@ -44,10 +55,12 @@ static void let_go(struct buffer *buffer)
     PyObject *object = buffer->object;
     release_buffer release;
 
-    if (!object) return;
+    if (!object)
+        return;
     release = (release_buffer)PyType_GetSlot(Py_TYPE(object), SLOT_RELEASE_BUFFER);
     BEGIN_SECTION(object)
-    if (release) release(object, buffer);
+    if (release)
+        release(object, buffer);
     END_SECTION()
     buffer->object = NULL;
     Py_DECREF(object);
@@ -76,7 +89,8 @@ static PyObject *export_create(PyTypeObject *Py_UNUSED(type), PyObject *argument
 {
     PyObject *object;
 
-    if (!PyArg_ParseTuple(arguments, "O:Export", &object)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "O:Export", &object))
+        return NULL;
     return (PyObject *)export_new(object);
 }
 
@@ -102,7 +116,8 @@ static void export_dealloc(PyObject *self)
         free_object(self);
         return;
     }
-    /* The buffer's own code may run a garbage collection, which takes a tracked object without references for garbage. */
+    /* The buffer's own code may run a garbage collection, which takes a tracked object without references for garbage.
+     */
     Py_SET_REFCNT(self, 1);
     let_go(&((Export *)self)->buffer);
     if (Py_REFCNT(self) > 1) {
@@ -111,7 +126,8 @@ static void export_dealloc(PyObject *self)
         return;
     }
     Py_SET_REFCNT(self, 0);
-    if (!keep_spare(&spare_exports, self)) free_tracked(self);
+    if (!keep_spare(&spare_exports, self))
+        free_tracked(self);
 }
 
 static PyObject *export_address(PyObject *self, void *Py_UNUSED(none))
@@ -134,18 +150,17 @@ static PyType_Slot export_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec export_spec = {
-    "ndpy._core.Export", sizeof(Export), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, export_slots};
+static PyType_Spec export_spec = {"ndpy._core.Export", sizeof(Export), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+                                  export_slots};
 
 /* ---- Owned ---- */
 
-/* Calls free(*arguments) when nothing refers to it any more, and not before. The destructor that cffi.gc() adds is a finalizer: the
-   collector calls it for garbage that a later finalizer still uses, as that of a region, whose adapter then deregisters it. So the
-   collector does not see this object, and neither `free` nor the arguments may lead back to it. memory: what it exports as a buffer,
-   or nothing. */
+/* Calls free(*arguments) when nothing refers to it any more, and not before. The destructor that cffi.gc() adds is a
+   finalizer: the collector calls it for garbage that a later finalizer still uses, as that of a region, whose adapter
+   then deregisters it. So the collector does not see this object, and neither `free` nor the arguments may lead back to
+   it. memory: what it exports as a buffer, or nothing. */
 typedef struct {
-    PyObject_HEAD
-    PyObject *free;
+    PyObject_HEAD PyObject *free;
     PyObject *arguments;
     struct buffer memory;
 } Owned;
@@ -156,11 +171,13 @@ static PyObject *owned_create(PyTypeObject *type, PyObject *arguments, PyObject 
     get_buffer get = NULL;
     Owned *self;
 
-    if (!PyArg_ParseTuple(arguments, "OO!|O:Owned", &function, &PyTuple_Type, &given, &memory)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "OO!|O:Owned", &function, &PyTuple_Type, &given, &memory))
+        return NULL;
     if (memory && memory != Py_None && !(get = (get_buffer)PyType_GetSlot(Py_TYPE(memory), SLOT_GET_BUFFER)))
         return PyErr_Format(PyExc_TypeError, "%R is not a buffer", (PyObject *)Py_TYPE(memory));
     self = (Owned *)PyType_GenericAlloc(type, 0);
-    if (!self) return NULL;
+    if (!self)
+        return NULL;
     if (get && get(memory, &self->memory, WRITABLE) < 0) {
         self->memory.object = NULL;
         Py_DECREF((PyObject *)self);
@@ -180,7 +197,8 @@ static void owned_dealloc(PyObject *object)
     let_go(&self->memory);
     if (self->free) {
         result = PyObject_Call(self->free, self->arguments, NULL);
-        if (!result) PyErr_WriteUnraisable(self->free);
+        if (!result)
+            PyErr_WriteUnraisable(self->free);
         Py_XDECREF(result);
     }
     Py_CLEAR(self->free);
@@ -198,16 +216,23 @@ static int owned_export(PyObject *object, struct buffer *buffer, int flags)
         PyErr_SetString(PyExc_BufferError, "it has no memory");
         return -1;
     }
-    *buffer = (struct buffer){
-        .address = self->memory.address, .object = Py_NewRef(object), .length = self->memory.length, .item_size = 1, .dimensions = 1};
-    if (flags & FORMAT) buffer->format = "B";
-    if (flags & SHAPE) buffer->shape = &buffer->length;
-    if ((flags & STRIDES) == STRIDES) buffer->strides = &buffer->item_size;
+    *buffer = (struct buffer){.address = self->memory.address,
+                              .object = Py_NewRef(object),
+                              .length = self->memory.length,
+                              .item_size = 1,
+                              .dimensions = 1};
+    if (flags & FORMAT)
+        buffer->format = "B";
+    if (flags & SHAPE)
+        buffer->shape = &buffer->length;
+    if ((flags & STRIDES) == STRIDES)
+        buffer->strides = &buffer->item_size;
     return 0;
 }
 
 static PyType_Slot owned_slots[] = {
-    {Py_tp_doc, "Owned(free, arguments, memory=None): calls free(*arguments) when nothing refers to it any more. Exports the memory."},
+    {Py_tp_doc, "Owned(free, arguments, memory=None): calls free(*arguments) when nothing refers to it any more. "
+                "Exports the memory."},
     {Py_tp_new, owned_create},
     {Py_tp_dealloc, owned_dealloc},
     {SLOT_GET_BUFFER, owned_export},

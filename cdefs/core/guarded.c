@@ -33,8 +33,10 @@ int guarded_lock(Guarded *self)
 
 int guarded_wait(Guarded *self)
 {
-    if (guarded_lock(self) < 0) return -1;
-    if (self->is_ready) return 0;
+    if (guarded_lock(self) < 0)
+        return -1;
+    if (self->is_ready)
+        return 0;
     lock_leave(self->lock);
     if (is_usable(self->defunct))
         PyErr_SetString(PyExc_RuntimeError, "the native object does not exist yet");
@@ -75,7 +77,8 @@ PyObject *guarded_get_lock(PyObject *self, void *Py_UNUSED(none))
     BEGIN_SECTION(self)
     lock = Py_XNewRef((PyObject *)((Guarded *)self)->lock);
     END_SECTION()
-    if (!lock) PyErr_SetString(PyExc_AttributeError, "_lock");
+    if (!lock)
+        PyErr_SetString(PyExc_AttributeError, "_lock");
     return lock;
 }
 

@@ -1,44 +1,43 @@
 /* A hit in the registration cache, and the end of a lease, without a Python frame.
  *
- * A hit takes no lock of the cache. It holds the interpreter's lock, or uses_mutex, while it reads Entry.cached and counts the use.
- * Code that closes an entry clears `cached` before it reads `uses`. So one of the two sees the other.
+ * A hit takes no lock of the cache. It holds the interpreter's lock, or uses_mutex, while it reads Entry.cached and
+ * counts the use. Code that closes an entry clears `cached` before it reads `uses`. So one of the two sees the other.
  */
 
 #include "core.h"
 
 /* A registered region. */
 typedef struct {
-    PyObject_HEAD
-    Py_ssize_t uses; /* how many leases and exposures it has */
-    long long used;  /* the number of its last use */
-    SHARED char cached; /* whether a look-up may still find it */
+    PyObject_HEAD Py_ssize_t uses; /* how many leases and exposures it has */
+    long long used;                /* the number of its last use */
+    SHARED char cached;            /* whether a look-up may still find it */
 } Entry;
 
 /* A buffer that was looked up before, and its entry. */
 typedef struct {
-    PyObject_HEAD
-    PyObject *entry;
+    PyObject_HEAD PyObject *entry;
     PyObject *changed; /* a function that tells whether the watched memory has changed, or None */
     PyObject *watch;   /* its argument */
     unsigned long long start;
     unsigned long long length;
-    long rights;     /* a lease may ask for these rights only */
+    long rights;      /* a lease may ask for these rights only */
     char is_exported; /* whether a lease needs an export of the buffer, whose memory must be the same as before */
 } KnownBuffer;
 
 /* The part of a cache that a hit needs. */
 typedef struct {
     PyObject_HEAD
-    /* A dict of KnownBuffer. A key is the buffer's identity, (address, length), or ((address, length), True) if raw. */
-    PyObject *known_buffers;
+        /* A dict of KnownBuffer. A key is the buffer's identity, (address, length), or ((address, length), True) if
+           raw. */
+        PyObject *known_buffers;
     PyObject *SHARED defunct; /* None while the cache is open */
     long long uses;
     long long hits;
     SHARED char over_bounds; /* whether more is registered than the bounds allow */
 } Cache;
 
-/* A lease or an exposure. range: a KnownBuffer, or an object with an entry. view: what keeps the memory in place; NULL or None after
-   release. was_finalized: an object is finalized once. */
+/* A lease or an exposure. range: a KnownBuffer, or an object with an entry. view: what keeps the memory in place; NULL
+   or None after release. was_finalized: an object is finalized once. */
 typedef struct {
     Reusable head;
     PyObject *cache;
@@ -100,7 +99,8 @@ static int entry_set_cached(PyObject *self, PyObject *value, void *Py_UNUSED(non
     int cached = value ? PyObject_IsTrue(value) : -1;
 
     if (cached < 0) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_AttributeError, "cached cannot be deleted");
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_AttributeError, "cached cannot be deleted");
         return -1;
     }
     mutex_lock(&uses_mutex);
@@ -123,8 +123,10 @@ static int entry_set_used(PyObject *self, PyObject *value, void *Py_UNUSED(none)
 {
     long long used = value ? PyLong_AsLongLong(value) : 0;
 
-    if (!value) PyErr_SetString(PyExc_AttributeError, "used cannot be deleted");
-    if (PyErr_Occurred()) return -1;
+    if (!value)
+        PyErr_SetString(PyExc_AttributeError, "used cannot be deleted");
+    if (PyErr_Occurred())
+        return -1;
     mutex_lock(&uses_mutex);
     ((Entry *)self)->used = used;
     mutex_unlock(&uses_mutex);
@@ -152,8 +154,8 @@ static PyType_Slot entry_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec entry_spec = {
-    "ndpy._core.Entry", sizeof(Entry), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, entry_slots};
+static PyType_Spec entry_spec = {"ndpy._core.Entry", sizeof(Entry), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                                 entry_slots};
 
 /* ---- KnownBuffer ---- */
 
@@ -169,8 +171,8 @@ static int known_init(PyObject *self, PyObject *arguments, PyObject *Py_UNUSED(k
         PyErr_SetString(PyExc_TypeError, "a known buffer is initialized once");
         return -1;
     }
-    if (!PyArg_ParseTuple(arguments, "O!lKKpOO", entry_base_type, &entry, &rights, &start, &length, &is_exported, &changed,
-            &watch))
+    if (!PyArg_ParseTuple(arguments, "O!lKKpOO", entry_base_type, &entry, &rights, &start, &length, &is_exported,
+                          &changed, &watch))
         return -1;
     known->entry = Py_NewRef(entry);
     known->changed = Py_NewRef(changed);
@@ -218,7 +220,8 @@ static PyMemberDef known_members[] = {
 };
 
 static PyType_Slot known_slots[] = {
-    {Py_tp_doc, "KnownBuffer(entry, rights, start, length, is_exported, changed, watch): a buffer whose entry was found before."},
+    {Py_tp_doc,
+     "KnownBuffer(entry, rights, start, length, is_exported, changed, watch): a buffer whose entry was found before."},
     {Py_tp_init, known_init},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_traverse, known_traverse},
@@ -229,7 +232,7 @@ static PyType_Slot known_slots[] = {
 };
 
 static PyType_Spec known_spec = {"ndpy._core.KnownBuffer", sizeof(KnownBuffer), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, known_slots};
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, known_slots};
 
 /* ---- the identities of buffers ---- */
 
@@ -248,10 +251,13 @@ static PyObject *identity(PyObject *object)
     size_t place = ((uintptr_t)object >> 4) % IDENTITIES;
     PyObject *number;
 
-    if (!HAS_GIL) return PyLong_FromVoidPtr(object);
-    if (identities[place].object == object) return Py_NewRef(identities[place].number);
+    if (!HAS_GIL)
+        return PyLong_FromVoidPtr(object);
+    if (identities[place].object == object)
+        return Py_NewRef(identities[place].number);
     number = PyLong_FromVoidPtr(object);
-    if (!number) return NULL;
+    if (!number)
+        return NULL;
     Py_XDECREF(identities[place].number);
     identities[place].object = object;
     identities[place].number = Py_NewRef(number);
@@ -277,9 +283,11 @@ static KnownBuffer *look_up(PyObject *all, PyObject *buffer, int raw)
     } else {
         key = Py_NewRef(buffer);
     }
-    if (!key) return NULL;
+    if (!key)
+        return NULL;
     found = dict_get(all, key);
-    if (found && (!is_of(found, known_base_type, &usual_known_type) || !((KnownBuffer *)found)->entry)) Py_CLEAR(found);
+    if (found && (!is_of(found, known_base_type, &usual_known_type) || !((KnownBuffer *)found)->entry))
+        Py_CLEAR(found);
     Py_DECREF(key);
     return (KnownBuffer *)found;
 }
@@ -293,15 +301,18 @@ static PyObject *hold(const KnownBuffer *known, PyObject *buffer)
 
     if (known->is_exported) {
         export = export_new(buffer);
-        if (!export) return NULL;
+        if (!export)
+            return NULL;
         if ((uintptr_t)export->buffer.address == known->start && (uint64_t)export->buffer.length == known->length)
             return (PyObject *)export;
         Py_DECREF((PyObject *)export);
         return NULL;
     }
-    if (known->changed == Py_None) return Py_NewRef(buffer);
+    if (known->changed == Py_None)
+        return Py_NewRef(buffer);
     changed = PyObject_CallFunctionObjArgs(known->changed, known->watch, NULL);
-    if (!changed) return NULL;
+    if (!changed)
+        return NULL;
     is_changed = PyObject_IsTrue(changed);
     Py_DECREF(changed);
     return is_changed ? NULL : Py_NewRef(buffer);
@@ -313,8 +324,10 @@ static Lease *lease_new(Cache *cache, KnownBuffer *range, PyObject *view)
     PyObject *object = take_spare(&spare_leases);
     Lease *lease;
 
-    if (!object) object = make_reusable(&spare_leases, lease_type);
-    if (!object) return NULL;
+    if (!object)
+        object = make_reusable(&spare_leases, lease_type);
+    if (!object)
+        return NULL;
     lease = (Lease *)object;
     lease->cache = Py_NewRef((PyObject *)cache);
     lease->range = (PyObject *)range;
@@ -353,10 +366,13 @@ static PyObject *find(Cache *cache, PyObject *buffer, long access, int raw)
     Lease *lease = NULL;
     Entry *entry;
 
-    if (!known) return NULL;
-    if (!(access & ~known->rights) && is_usable(cache->defunct)) view = hold(known, buffer);
+    if (!known)
+        return NULL;
+    if (!(access & ~known->rights) && is_usable(cache->defunct))
+        view = hold(known, buffer);
     entry = (Entry *)known->entry;
-    if (view) lease = lease_new(cache, known, view);
+    if (view)
+        lease = lease_new(cache, known, view);
     /* Making the two may have run code that changed the cache: the buffer's, and what the collector runs. */
     if (lease && !count_use(cache, entry)) {
         undo_lease(lease);
@@ -389,35 +405,43 @@ static PyObject *cache_local(PyObject *self, PyObject *const *arguments, Py_ssiz
         return NULL;
     }
     queue_pair = given[QUEUE_PAIR] ? given[QUEUE_PAIR] : Py_None;
-    if (given[RAW]) raw = PyObject_IsTrue(given[RAW]);
-    if (raw < 0) return NULL;
-    if (given[ACCESS]) access = PyLong_AsLong(given[ACCESS]);
+    if (given[RAW])
+        raw = PyObject_IsTrue(given[RAW]);
+    if (raw < 0)
+        return NULL;
+    if (given[ACCESS])
+        access = PyLong_AsLong(given[ACCESS]);
     /* If an argument has a wrong type or size, here or below, call _local(). It can say what is wrong. */
     if (access == -1 && PyErr_Occurred()) {
         PyErr_Clear();
     } else if (queue_pair == Py_None) {
         lease = find((Cache *)self, given[BUFFER], access, raw);
-        if (lease) return lease;
+        if (lease)
+            return lease;
         if (PyErr_Occurred()) {
-            if (!PyErr_ExceptionMatches(PyExc_TypeError)) return NULL;
+            if (!PyErr_ExceptionMatches(PyExc_TypeError))
+                return NULL;
             PyErr_Clear();
         }
     }
     right = given[ACCESS] ? Py_NewRef(given[ACCESS]) : PyLong_FromLong(access);
-    if (!right) return NULL;
+    if (!right)
+        return NULL;
     lease = PyObject_CallMethod(self, "_local", "OOOO", given[BUFFER], right, queue_pair, raw ? Py_True : Py_False);
     Py_DECREF(right);
     return lease;
 }
 
-PyDoc_STRVAR(local_doc,
+PyDoc_STRVAR(
+    local_doc,
     "local($self, buffer, access=1, *, queue_pair=None, raw=False)\n--\n\n"
     "Lease registered memory for send, receive, read and write of this side.\n\n"
     "A hit calls no provider. The buffer can be neither freed nor resized until the lease is released.\n\n"
     "Parameters:\n"
     "    buffer: as for Adapter.register(), 1 to info.max_registration_size bytes.\n"
     "    access: NONE, LOCAL_WRITE (1) or READ_SINK.\n"
-    "    queue_pair: the connection that the memory is for. When it ends or is closed, regions that were used for it alone\n"
+    "    queue_pair: the connection that the memory is for. When it ends or is closed, regions that were used for it "
+    "alone\n"
     "        are deregistered.\n"
     "    raw: True if the caller calls invalidate() before the memory is freed, moved or resized. See the class.\n"
     "Returns: a Lease.\n"
@@ -469,7 +493,8 @@ static int cache_set_over_bounds(PyObject *self, PyObject *value, void *Py_UNUSE
     int over_bounds = value ? PyObject_IsTrue(value) : -1;
 
     if (over_bounds < 0) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_AttributeError, "_over_bounds cannot be deleted");
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_AttributeError, "_over_bounds cannot be deleted");
         return -1;
     }
     ((Cache *)self)->over_bounds = (char)over_bounds;
@@ -506,7 +531,7 @@ static PyType_Slot cache_slots[] = {
 };
 
 static PyType_Spec cache_spec = {"ndpy._core.LeaseFinder", sizeof(Cache), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, cache_slots};
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, cache_slots};
 
 /* ---- Lease ---- */
 
@@ -538,12 +563,14 @@ static PyObject *lease_release(PyObject *self, PyObject *Py_UNUSED(none))
     int stays_cached;
     Entry *entry;
 
-    if (!is_used(lease)) Py_RETURN_NONE;
+    if (!is_used(lease))
+        Py_RETURN_NONE;
     if (lease->range && is_of(lease->range, known_base_type, &usual_known_type))
         found = Py_XNewRef(((KnownBuffer *)lease->range)->entry);
     else
         found = PyObject_GetAttrString(lease->range ? lease->range : Py_None, "entry");
-    if (PyErr_Occurred()) return NULL;
+    if (PyErr_Occurred())
+        return NULL;
     if (!found || !PyObject_TypeCheck(found, entry_base_type) || !lease->cache ||
         !is_of(lease->cache, cache_base_type, &usual_cache_type)) {
         PyErr_SetString(PyExc_TypeError, "the lease does not belong to a cache");
@@ -573,7 +600,8 @@ static PyObject *lease_release(PyObject *self, PyObject *Py_UNUSED(none))
 /* Returns the entry of a lease that was not released, or NULL with an error. */
 static PyObject *lease_entry_in_use(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    if (is_used((Lease *)self)) return PyObject_GetAttrString(((Lease *)self)->range, "entry");
+    if (is_used((Lease *)self))
+        return PyObject_GetAttrString(((Lease *)self)->range, "entry");
     PyErr_Format(closed_error, "%R was released", self);
     return NULL;
 }
@@ -612,7 +640,8 @@ static PyObject *lease_region(PyObject *self, void *Py_UNUSED(none))
 {
     PyObject *entry = lease_entry_in_use(self, NULL), *region;
 
-    if (!entry) return NULL;
+    if (!entry)
+        return NULL;
     region = PyObject_GetAttrString(entry, "region");
     Py_DECREF(entry);
     return region;
@@ -640,11 +669,12 @@ static PyObject *lease_slice(PyObject *self, PyObject *key)
     PyObject *region = lease_region(self, NULL), *element = NULL;
     unsigned long long address, whole, offset = 0, length = 0;
 
-    if (!region) return NULL;
+    if (!region)
+        return NULL;
     if (!PyObject_TypeCheck(region, region_type)) {
         PyErr_SetString(PyExc_TypeError, "the lease has no region");
     } else if (read_range(self, "start", &address) == 0 && read_range(self, "length", &whole) == 0 &&
-        find_bounds(key, whole, "the lease", &offset, &length) == 0) {
+               find_bounds(key, whole, "the lease", &offset, &length) == 0) {
         element = element_new(region, address + offset, length, ((Region *)region)->local_token);
         if (element) {
             BEGIN_SECTION(self)
@@ -677,9 +707,11 @@ static void lease_finalize(PyObject *self)
     Lease *lease = (Lease *)self;
     PyObject *type, *value, *traceback, *nothing;
 
-    if (lease->was_finalized) return;
+    if (lease->was_finalized)
+        return;
     lease->was_finalized = 1;
-    if (!is_used(lease)) return;
+    if (!is_used(lease))
+        return;
     PyErr_Fetch(&type, &value, &traceback);
     nothing = PyObject_CallMethod(lease->cache ? lease->cache : Py_None, "_on_dropped", "O", self);
     if (nothing) {
@@ -735,13 +767,16 @@ static void lease_dealloc(PyObject *self)
 
     PyObject *parts[3];
 
-    if (is_used(lease) && !lease->was_finalized && finalize_dropped(self)) return;
+    if (is_used(lease) && !lease->was_finalized && finalize_dropped(self))
+        return;
     parts[0] = lease->cache;
     parts[1] = lease->range;
     parts[2] = lease->view;
     lease->cache = lease->range = lease->view = NULL;
-    if (Py_TYPE(self) != lease_type || lease->was_finalized || !keep_spare(&spare_leases, self)) free_tracked(self);
-    for (int part = 0; part < 3; part++) Py_XDECREF(parts[part]);
+    if (Py_TYPE(self) != lease_type || lease->was_finalized || !keep_spare(&spare_leases, self))
+        free_tracked(self);
+    for (int part = 0; part < 3; part++)
+        Py_XDECREF(parts[part]);
 }
 
 static PyMemberDef lease_members[] = {
@@ -760,17 +795,20 @@ static PyGetSetDef lease_properties[] = {
 
 static PyMethodDef lease_methods[] = {
     {"release", lease_release, METH_NOARGS,
-        "release($self)\n--\n\nEnd the lease. The memory stays registered, in the cache. Harmless when repeated."},
+     "release($self)\n--\n\nEnd the lease. The memory stays registered, in the cache. Harmless when repeated."},
     {"_entry_in_use", lease_entry_in_use, METH_NOARGS, "Return the entry. Raises ClosedError after release()."},
     {"__enter__", lease_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))lease_exit, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 
-PyDoc_STRVAR(lease_doc,
+PyDoc_STRVAR(
+    lease_doc,
     "Registered memory for the time of its use, made by RegistrationCache.local(). It is a context manager.\n\n"
-    "lease[a:b] is an Sge of those bytes, and lease[:] of all bytes. The buffer can be neither freed nor resized until\n"
-    "release() is called and the requests that were posted with lease[a:b] have completed. Call release() after they have\n"
+    "lease[a:b] is an Sge of those bytes, and lease[:] of all bytes. The buffer can be neither freed nor resized "
+    "until\n"
+    "release() is called and the requests that were posted with lease[a:b] have completed. Call release() after they "
+    "have\n"
     "completed, because it may deregister the region. Then requests that are still under way fail.\n\n"
     "Attributes:\n"
     "    region: a region that covers the requested bytes, and perhaps more.\n"
@@ -793,7 +831,7 @@ static PyType_Slot lease_slots[] = {
 };
 
 static PyType_Spec lease_spec = {"ndpy._core.Lease", sizeof(Lease), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, lease_slots};
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, lease_slots};
 
 /* ---- the module ---- */
 
@@ -809,13 +847,16 @@ int add_leases(PyObject *module)
 
     closed_error = errors ? PyObject_GetAttrString(errors, "ClosedError") : NULL;
     Py_XDECREF(errors);
-    if (!closed_error) return -1;
+    if (!closed_error)
+        return -1;
 
     for (int which = 0; which < ARGUMENTS; which++) {
         argument_names[which] = interned(names[which]);
-        if (!argument_names[which]) return -1;
+        if (!argument_names[which])
+            return -1;
     }
-    if (PyModule_AddFunctions(module, functions) < 0) return -1;
+    if (PyModule_AddFunctions(module, functions) < 0)
+        return -1;
     entry_base_type = add_type(module, &entry_spec);
     known_base_type = add_type(module, &known_spec);
     cache_base_type = add_type(module, &cache_spec);

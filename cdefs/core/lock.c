@@ -1,7 +1,8 @@
-/* Locks that C and Python code share. Whether one is held is a field that the interpreter's lock guards, or an atomic one (see lock.h),
-   so C takes and leaves a free one in a few instructions. Threads that find it held stand in line at its gate, and each sleeps on a lock
-   of the system. Whoever leaves hands the lock over to the first one: it stays held, and has another owner. So a thread that takes the
-   lock again and again, as one that polls does, has it at most once more after another one has come. */
+/* Locks that C and Python code share. Whether one is held is a field that the interpreter's lock guards, or an atomic
+   one (see lock.h), so C takes and leaves a free one in a few instructions. Threads that find it held stand in line at
+   its gate, and each sleeps on a lock of the system. Whoever leaves hands the lock over to the first one: it stays
+   held, and has another owner. So a thread that takes the lock again and again, as one that polls does, has it at most
+   once more after another one has come. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -31,19 +32,23 @@ enum { INTERRUPTED = 1 };
 
 static void waiter_free(struct waiter *waiter)
 {
-    if (waiter->signal) PyThread_free_lock(waiter->signal);
+    if (waiter->signal)
+        PyThread_free_lock(waiter->signal);
     free(waiter);
 }
 
-/* Puts this thread in line. After this the thread looks once more whether the lock is free: whoever has left it before handed over to
-   nobody. gate_exit() follows, unless the interpreter ends and with it the thread. Returns NULL with an error. */
+/* Puts this thread in line. After this the thread looks once more whether the lock is free: whoever has left it before
+   handed over to nobody. gate_exit() follows, unless the interpreter ends and with it the thread. Returns NULL with an
+   error. */
 static struct waiter *gate_enter(struct gate *gate, uintptr_t thread)
 {
     struct waiter *waiter = calloc(1, sizeof *waiter);
 
-    if (waiter) waiter->signal = PyThread_allocate_lock();
+    if (waiter)
+        waiter->signal = PyThread_allocate_lock();
     if (!waiter || !waiter->signal) {
-        if (waiter) waiter_free(waiter);
+        if (waiter)
+            waiter_free(waiter);
         PyErr_NoMemory();
         return NULL;
     }
@@ -62,7 +67,8 @@ static struct waiter *gate_first(struct gate *gate)
 {
     struct waiter *waiter = gate->first;
 
-    if (!waiter) return NULL;
+    if (!waiter)
+        return NULL;
     gate->first = waiter->next;
     gate->waiters--;
     return waiter;
@@ -84,9 +90,11 @@ static int gate_exit(struct gate *gate, struct waiter *waiter)
     mutex_lock(&gate->mutex);
     granted = waiter->granted;
     if (!granted) {
-        for (struct waiter *other = gate->first; other != waiter; other = other->next) before = other;
+        for (struct waiter *other = gate->first; other != waiter; other = other->next)
+            before = other;
         *(before ? &before->next : &gate->first) = waiter->next;
-        if (gate->last == waiter) gate->last = before;
+        if (gate->last == waiter)
+            gate->last = before;
         gate->waiters--;
     }
     mutex_unlock(&gate->mutex);
@@ -97,21 +105,22 @@ static int gate_exit(struct gate *gate, struct waiter *waiter)
     return granted;
 }
 
-/* Sleeps until the lock is given to this thread, or at most so many seconds. Less than 0: for ever. *seconds is then what is left of
-   them. Returns 0, INTERRUPTED by a signal whose handler has not run, or -1 with an error. */
+/* Sleeps until the lock is given to this thread, or at most so many seconds. Less than 0: for ever. *seconds is then
+   what is left of them. Returns 0, INTERRUPTED by a signal whose handler has not run, or -1 with an error. */
 static int gate_sleep(struct waiter *waiter, double *seconds)
 {
     double began = 0, now, sleep_s = *seconds < LONGEST_S ? *seconds : LONGEST_S;
     PY_TIMEOUT_T microseconds = *seconds < 0 ? -1 : (PY_TIMEOUT_T)(sleep_s * 1e6) + 1;
     PyLockStatus status;
 
-    if (*seconds >= 0 && (began = monotonic_now()) < 0) return -1;
-    Py_BEGIN_ALLOW_THREADS
-    status = PyThread_acquire_lock_timed(waiter->signal, microseconds, 1);
-    Py_END_ALLOW_THREADS
-    if (*seconds >= 0) {
+    if (*seconds >= 0 && (began = monotonic_now()) < 0)
+        return -1;
+    Py_BEGIN_ALLOW_THREADS status = PyThread_acquire_lock_timed(waiter->signal, microseconds, 1);
+    Py_END_ALLOW_THREADS if (*seconds >= 0)
+    {
         now = monotonic_now();
-        if (now < 0) return -1;
+        if (now < 0)
+            return -1;
         *seconds = *seconds > now - began ? *seconds - (now - began) : 0;
     }
     return status == PY_LOCK_INTR ? INTERRUPTED : 0;
@@ -126,21 +135,26 @@ static int lock_acquire(Lock *lock, double seconds)
         struct waiter *waiter;
         int taken, outcome;
 
-        if (seconds == 0) return 0;
+        if (seconds == 0)
+            return 0;
         if (seconds < 0 && lock_is_own(lock)) {
-            PyErr_SetString(PyExc_RuntimeError,
-                "this call began within another call of the same object, in a finalizer or a signal handler; let the other one end first");
+            PyErr_SetString(PyExc_RuntimeError, "this call began within another call of the same object, in a "
+                                                "finalizer or a signal handler; let the other one end first");
             return -1;
         }
         waiter = gate_enter(&lock->gate, this_thread());
-        if (!waiter) return -1;
+        if (!waiter)
+            return -1;
         taken = lock_take(lock);
         outcome = taken ? 0 : gate_sleep(waiter, &seconds);
         taken |= gate_exit(&lock->gate, waiter);
-        if (taken && outcome >= 0) return 1;
-        if (taken) lock_leave(lock);
+        if (taken && outcome >= 0)
+            return 1;
+        if (taken)
+            lock_leave(lock);
         /* The handler of a signal may want the lock too, so it runs when this thread is not in line. */
-        if (outcome < 0 || (outcome == INTERRUPTED && Py_MakePendingCalls() < 0)) return -1;
+        if (outcome < 0 || (outcome == INTERRUPTED && Py_MakePendingCalls() < 0))
+            return -1;
     }
     return 1;
 }
@@ -173,12 +187,14 @@ static int read_wait(PyObject *arguments, PyObject *keywords, double *seconds)
     int blocking = 1;
 
     *seconds = -1;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|pd:acquire", names, &blocking, seconds)) return -1;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|pd:acquire", names, &blocking, seconds))
+        return -1;
     if (*seconds != *seconds) {
         PyErr_SetString(PyExc_ValueError, "timeout is a number of seconds, not nan");
         return -1;
     }
-    if (!blocking) *seconds = 0;
+    if (!blocking)
+        *seconds = 0;
     return 0;
 }
 
@@ -207,7 +223,8 @@ static PyObject *lock_locked(PyObject *self, PyObject *Py_UNUSED(none))
 
 static PyObject *lock_begin(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    if (lock_enter((Lock *)self) < 0) return NULL;
+    if (lock_enter((Lock *)self) < 0)
+        return NULL;
     Py_RETURN_TRUE;
 }
 
@@ -217,7 +234,8 @@ static PyObject *lock_end(PyObject *self, PyObject *const *Py_UNUSED(arguments),
 }
 
 static PyMethodDef lock_methods[] = {
-    {"acquire", (PyCFunction)(void (*)(void))lock_acquire_method, METH_VARARGS | METH_KEYWORDS, "As that of threading.Lock."},
+    {"acquire", (PyCFunction)(void (*)(void))lock_acquire_method, METH_VARARGS | METH_KEYWORDS,
+     "As that of threading.Lock."},
     {"release", lock_release, METH_NOARGS, "As that of threading.Lock."},
     {"locked", lock_locked, METH_NOARGS, "As that of threading.Lock."},
     {"__enter__", lock_begin, METH_NOARGS, NULL},
@@ -247,12 +265,14 @@ RLock *rlock_new(void)
 {
     RLock *lock = PyObject_New(RLock, rlock_type);
 
-    if (!lock) return NULL;
+    if (!lock)
+        return NULL;
     memset((char *)lock + sizeof(PyObject), 0, sizeof *lock - sizeof(PyObject));
     return lock;
 }
 
-static PyObject *rlock_make(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(arguments), PyObject *Py_UNUSED(keywords))
+static PyObject *rlock_make(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(arguments),
+                            PyObject *Py_UNUSED(keywords))
 {
     return (PyObject *)rlock_new();
 }
@@ -271,15 +291,20 @@ int rlock_acquire(RLock *lock, double seconds)
         struct waiter *waiter;
         int taken, outcome;
 
-        if (seconds == 0) return 0;
+        if (seconds == 0)
+            return 0;
         waiter = gate_enter(&lock->gate, PyThread_get_thread_ident());
-        if (!waiter) return -1;
+        if (!waiter)
+            return -1;
         taken = rlock_take(lock);
         outcome = taken ? 0 : gate_sleep(waiter, &seconds);
         taken |= gate_exit(&lock->gate, waiter);
-        if (taken && outcome >= 0) return 1;
-        if (taken) rlock_leave(lock);
-        if (outcome < 0 || (outcome == INTERRUPTED && Py_MakePendingCalls() < 0)) return -1;
+        if (taken && outcome >= 0)
+            return 1;
+        if (taken)
+            rlock_leave(lock);
+        if (outcome < 0 || (outcome == INTERRUPTED && Py_MakePendingCalls() < 0))
+            return -1;
     }
     return 1;
 }
@@ -292,7 +317,8 @@ void rlock_hand_over(RLock *lock)
     waiter = gate_first(&lock->gate);
     lock->count = waiter != NULL;
     lock->owner = waiter ? (unsigned long)waiter->thread : 0;
-    if (waiter) gate_grant(waiter);
+    if (waiter)
+        gate_grant(waiter);
     mutex_unlock(&lock->gate.mutex);
 }
 
@@ -318,7 +344,8 @@ static PyObject *rlock_release(PyObject *self, PyObject *Py_UNUSED(none))
 
 static PyObject *rlock_begin(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    if (rlock_enter((RLock *)self) < 0) return NULL;
+    if (rlock_enter((RLock *)self) < 0)
+        return NULL;
     Py_RETURN_TRUE;
 }
 
@@ -328,7 +355,8 @@ static PyObject *rlock_end(PyObject *self, PyObject *const *Py_UNUSED(arguments)
 }
 
 static PyMethodDef rlock_methods[] = {
-    {"acquire", (PyCFunction)(void (*)(void))rlock_acquire_method, METH_VARARGS | METH_KEYWORDS, "As that of threading.RLock."},
+    {"acquire", (PyCFunction)(void (*)(void))rlock_acquire_method, METH_VARARGS | METH_KEYWORDS,
+     "As that of threading.RLock."},
     {"release", rlock_release, METH_NOARGS, "As that of threading.RLock."},
     {"__enter__", rlock_begin, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))rlock_end, METH_FASTCALL, NULL},
@@ -357,10 +385,12 @@ int add_locks(PyObject *module)
 {
     PyObject *time = PyImport_ImportModule("time");
 
-    if (!time) return -1;
+    if (!time)
+        return -1;
     monotonic = PyObject_GetAttrString(time, "monotonic");
     Py_DECREF(time);
-    if (!monotonic) return -1;
+    if (!monotonic)
+        return -1;
     lock_type = add_type(module, &lock_spec);
     rlock_type = add_type(module, &rlock_spec);
     return lock_type && rlock_type ? 0 : -1;

@@ -1,13 +1,13 @@
 /* The locks of lock.c, and what a build for free-threaded Python needs. core.h includes this file.
 
-   Elsewhere the core relies on the interpreter's lock: a function has it from its first access to the last. So taking or leaving a
-   free Lock is a few plain instructions, and what a call leaves behind serves the next one. In a build for free-threaded Python the
-   functions run at once. There
+   Elsewhere the core relies on the interpreter's lock: a function has it from its first access to the last. So taking
+   or leaving a free Lock is a few plain instructions, and what a call leaves behind serves the next one. In a build for
+   free-threaded Python the functions run at once. There
 
    - an access to a SHARED field is atomic,
    - a MUTEX guards what several threads change together. Nothing that may run Python code is called with one,
-   - BEGIN_SECTION and END_SECTION enclose a use of one object. Two threads are never in sections of the same object. As with the
-     interpreter's lock, a thread leaves its sections for the time in which it waits,
+   - BEGIN_SECTION and END_SECTION enclose a use of one object. Two threads are never in sections of the same object. As
+   with the interpreter's lock, a thread leaves its sections for the time in which it waits,
    - HAS_GIL is 0, and no call uses what another one has left behind.
 
    Without free threading all of this is nothing. */
@@ -18,23 +18,24 @@
 #ifdef Py_GIL_DISABLED
 #include <stdatomic.h>
 enum { HAS_GIL = 0 };
-#define SHARED _Atomic
-#define MUTEX(name) PyMutex name;
-#define mutex_lock(mutex) PyMutex_Lock(mutex)
-#define mutex_unlock(mutex) PyMutex_Unlock(mutex)
+#define SHARED                _Atomic
+#define MUTEX(name)           PyMutex name;
+#define mutex_lock(mutex)     PyMutex_Lock(mutex)
+#define mutex_unlock(mutex)   PyMutex_Unlock(mutex)
 #define BEGIN_SECTION(object) Py_BEGIN_CRITICAL_SECTION(object);
-#define END_SECTION() Py_END_CRITICAL_SECTION();
+#define END_SECTION()         Py_END_CRITICAL_SECTION();
 #else
 enum { HAS_GIL = 1 };
 #define SHARED
 #define MUTEX(name)
-#define mutex_lock(mutex) ((void)0)
-#define mutex_unlock(mutex) ((void)0)
+#define mutex_lock(mutex)     ((void)0)
+#define mutex_unlock(mutex)   ((void)0)
 #define BEGIN_SECTION(object) {
-#define END_SECTION() }
+#define END_SECTION()         }
 #endif
 
-/* A thread that waits for a lock. signal: what it sleeps on. thread: what the lock names it by. granted: the lock is its own. */
+/* A thread that waits for a lock. signal: what it sleeps on. thread: what the lock names it by. granted: the lock is
+ * its own. */
 struct waiter {
     struct waiter *next;
     PyThread_type_lock signal;
@@ -49,19 +50,18 @@ struct gate {
     SHARED int waiters;
 };
 
-/* A lock that nobody takes twice. Any thread may leave it. owner: this_thread() of whoever has taken it, as long as it is held. */
+/* A lock that nobody takes twice. Any thread may leave it. owner: this_thread() of whoever has taken it, as long as it
+ * is held. */
 typedef struct {
-    PyObject_HEAD
-    struct gate gate;
+    PyObject_HEAD struct gate gate;
     SHARED uintptr_t owner;
     SHARED char held;
 } Lock;
 
-/* The lock of one object that several threads may close. owner: the thread that has taken it `count` times. In a build for
-   free-threaded Python it is 0 when nobody has. */
+/* The lock of one object that several threads may close. owner: the thread that has taken it `count` times. In a build
+   for free-threaded Python it is 0 when nobody has. */
 typedef struct {
-    PyObject_HEAD
-    struct gate gate;
+    PyObject_HEAD struct gate gate;
     SHARED unsigned long owner;
     unsigned int count;
 } RLock;
@@ -70,16 +70,16 @@ extern PyTypeObject *lock_type, *rlock_type;
 
 /* ---- lock.c ---- */
 
-/* Takes a lock that the caller then gives back with lock_leave(). Returns 0, or -1 with an error: out of memory, a signal handler
-   raised, or this thread has it already. */
+/* Takes a lock that the caller then gives back with lock_leave(). Returns 0, or -1 with an error: out of memory, a
+   signal handler raised, or this thread has it already. */
 int lock_wait(Lock *lock);
 /* Gives a lock that this thread has to the first one in line. If nobody waits any more, the lock is free. */
 void lock_hand_over(Lock *lock);
 
 /* A lock that nobody holds. Returns NULL with an error. */
 RLock *rlock_new(void);
-/* Takes the lock. seconds: how long to wait; less than 0 for ever. Returns 1 with the lock, 0 at the deadline, or -1 with an error: out
-   of memory, or a signal handler raised. */
+/* Takes the lock. seconds: how long to wait; less than 0 for ever. Returns 1 with the lock, 0 at the deadline, or -1
+   with an error: out of memory, or a signal handler raised. */
 int rlock_acquire(RLock *lock, double seconds);
 /* As lock_hand_over(), for a lock that this thread has taken once. */
 void rlock_hand_over(RLock *lock);
@@ -95,7 +95,8 @@ double monotonic_now(void);
 #endif
 #endif
 
-/* A number that no other thread has while this one lives. Where the compiler knows the thread's pointer, this is one instruction. */
+/* A number that no other thread has while this one lives. Where the compiler knows the thread's pointer, this is one
+ * instruction. */
 HOT uintptr_t this_thread(void)
 {
 #ifdef HAS_THREAD_POINTER
@@ -111,9 +112,11 @@ HOT int lock_take(Lock *lock)
 #ifdef Py_GIL_DISABLED
     char free = 0;
 
-    if (!atomic_compare_exchange_strong(&lock->held, &free, 1)) return 0;
+    if (!atomic_compare_exchange_strong(&lock->held, &free, 1))
+        return 0;
 #else
-    if (lock->held) return 0;
+    if (lock->held)
+        return 0;
     lock->held = 1;
 #endif
     lock->owner = this_thread();
@@ -148,7 +151,8 @@ HOT void lock_leave(Lock *lock)
     lock->owner = 0; /* for the time between the two changes of lock_take() */
     lock->held = 0;
     /* One may have come in between and found it held. Or another thread has taken it: then that one hands over. */
-    if (lock->gate.waiters && lock_take(lock)) lock_hand_over(lock);
+    if (lock->gate.waiters && lock_take(lock))
+        lock_hand_over(lock);
 #else
     lock->held = 0;
 #endif
@@ -179,16 +183,19 @@ static inline int rlock_take(RLock *lock)
 #ifdef Py_GIL_DISABLED
     unsigned long nobody = 0;
 
-    if (lock->owner != thread && !atomic_compare_exchange_strong(&lock->owner, &nobody, thread)) return 0;
+    if (lock->owner != thread && !atomic_compare_exchange_strong(&lock->owner, &nobody, thread))
+        return 0;
 #else
-    if (lock->count && lock->owner != thread) return 0;
+    if (lock->count && lock->owner != thread)
+        return 0;
     lock->owner = thread;
 #endif
     lock->count++;
     return 1;
 }
 
-/* Takes the lock, which the caller then gives back with rlock_leave(). Returns 0, or -1 with the error of rlock_acquire(). */
+/* Takes the lock, which the caller then gives back with rlock_leave(). Returns 0, or -1 with the error of
+ * rlock_acquire(). */
 static inline int rlock_enter(RLock *lock)
 {
     return rlock_take(lock) || rlock_acquire(lock, -1) == 1 ? 0 : -1;
@@ -207,7 +214,8 @@ static inline void rlock_leave(RLock *lock)
     lock->count = 0;
 #ifdef Py_GIL_DISABLED
     lock->owner = 0;
-    if (lock->gate.waiters && rlock_take(lock)) rlock_hand_over(lock);
+    if (lock->gate.waiters && rlock_take(lock))
+        rlock_hand_over(lock);
 #endif
 }
 

@@ -15,7 +15,8 @@ static PyObject *written(PyObject *key, const char *name)
 {
     PyObject *limit = PyObject_GetAttrString(key, name), *text = NULL;
 
-    if (limit) text = limit == Py_None ? PyUnicode_FromString("") : PyObject_Str(limit);
+    if (limit)
+        text = limit == Py_None ? PyUnicode_FromString("") : PyObject_Str(limit);
     Py_XDECREF(limit);
     return text;
 }
@@ -24,7 +25,8 @@ static int outside(PyObject *key, const char *what, unsigned long long length)
 {
     PyObject *start = written(key, "start"), *stop = start ? written(key, "stop") : NULL;
 
-    if (stop) PyErr_Format(range_error, "[%U:%U] is outside %s of %llu bytes", start, stop, what, length);
+    if (stop)
+        PyErr_Format(range_error, "[%U:%U] is outside %s of %llu bytes", start, stop, what, length);
     Py_XDECREF(start);
     Py_XDECREF(stop);
     return -1;
@@ -33,8 +35,8 @@ static int outside(PyObject *key, const char *what, unsigned long long length)
 /* Where a slice object has its limits, by its type's own table of members. 0: not known. */
 static Py_ssize_t start_offset, stop_offset, step_offset;
 
-/* The limits of the last slice that had both of them as ints and no step, and what they mean. A program that slices in a loop
-   often gives the very same objects again. The interpreter's lock guards them. */
+/* The limits of the last slice that had both of them as ints and no step, and what they mean. A program that slices in
+   a loop often gives the very same objects again. The interpreter's lock guards them. */
 static struct {
     PyObject *start;
     PyObject *stop;
@@ -47,12 +49,17 @@ static void find_limits(void)
     const PyMemberDef *member = PyType_GetSlot(&PySlice_Type, Py_tp_members);
 
     for (; member && member->name; member++) {
-        if (member->type != T_OBJECT) continue;
-        if (!strcmp(member->name, "start")) start_offset = member->offset;
-        if (!strcmp(member->name, "stop")) stop_offset = member->offset;
-        if (!strcmp(member->name, "step")) step_offset = member->offset;
+        if (member->type != T_OBJECT)
+            continue;
+        if (!strcmp(member->name, "start"))
+            start_offset = member->offset;
+        if (!strcmp(member->name, "stop"))
+            stop_offset = member->offset;
+        if (!strcmp(member->name, "step"))
+            step_offset = member->offset;
     }
-    if (!start_offset || !stop_offset) step_offset = 0;
+    if (!start_offset || !stop_offset)
+        step_offset = 0;
 }
 
 HOT PyObject *limit_of(PyObject *slice, Py_ssize_t offset)
@@ -65,7 +72,8 @@ static void remember_limits(PyObject *slice, Py_ssize_t start, Py_ssize_t stop)
     PyObject *former[] = {last.start, last.stop};
     PyObject *limits[] = {limit_of(slice, start_offset), limit_of(slice, stop_offset)};
 
-    if (limit_of(slice, step_offset) != Py_None || !PyLong_CheckExact(limits[0]) || !PyLong_CheckExact(limits[1])) return;
+    if (limit_of(slice, step_offset) != Py_None || !PyLong_CheckExact(limits[0]) || !PyLong_CheckExact(limits[1]))
+        return;
     last.start = Py_NewRef(limits[0]);
     last.stop = Py_NewRef(limits[1]);
     last.offset = (unsigned long long)start;
@@ -78,11 +86,11 @@ static void remember_limits(PyObject *slice, Py_ssize_t start, Py_ssize_t stop)
 HOT int is_last(PyObject *key, unsigned long long whole)
 {
     return Py_TYPE(key) == &PySlice_Type && step_offset && limit_of(key, start_offset) == last.start &&
-        limit_of(key, stop_offset) == last.stop && limit_of(key, step_offset) == Py_None && last.end <= whole;
+           limit_of(key, stop_offset) == last.stop && limit_of(key, step_offset) == Py_None && last.end <= whole;
 }
 
-int find_bounds(
-    PyObject *key, unsigned long long whole, const char *what, unsigned long long *offset, unsigned long long *length)
+int find_bounds(PyObject *key, unsigned long long whole, const char *what, unsigned long long *offset,
+                unsigned long long *length)
 {
     Py_ssize_t start, stop, step;
     unsigned long long end;
@@ -91,7 +99,8 @@ int find_bounds(
         PyErr_Format(PyExc_TypeError, "%s is sliced by bytes, as in [0:8], not indexed by %R", what, key);
         return -1;
     }
-    if (PySlice_Unpack(key, &start, &stop, &step) < 0) return -1;
+    if (PySlice_Unpack(key, &start, &stop, &step) < 0)
+        return -1;
     if (step != 1) {
         PyErr_Format(range_error, "%s is contiguous; a step of %zd is not possible", what, step);
         return -1;
@@ -101,14 +110,18 @@ int find_bounds(
     if (stop == PY_SSIZE_T_MAX) {
         PyObject *given = PyObject_GetAttrString(key, "stop");
 
-        if (!given) return -1;
+        if (!given)
+            return -1;
         Py_DECREF(given);
-        if (given == Py_None) end = whole;
+        if (given == Py_None)
+            end = whole;
     }
-    if (start < 0 || stop < 0 || (unsigned long long)start > end || end > whole) return outside(key, what, whole);
+    if (start < 0 || stop < 0 || (unsigned long long)start > end || end > whole)
+        return outside(key, what, whole);
     *offset = (unsigned long long)start;
     *length = end - (unsigned long long)start;
-    if (HAS_GIL && step_offset) remember_limits(key, start, stop);
+    if (HAS_GIL && step_offset)
+        remember_limits(key, start, stop);
     return 0;
 }
 
@@ -118,8 +131,10 @@ static PyObject *core_slice_bounds(PyObject *Py_UNUSED(module), PyObject *argume
     const char *what;
     unsigned long long whole, offset = 0, length = 0;
 
-    if (!PyArg_ParseTuple(arguments, "OKs", &key, &whole, &what)) return NULL;
-    if (find_bounds(key, whole, what, &offset, &length) < 0) return NULL;
+    if (!PyArg_ParseTuple(arguments, "OKs", &key, &whole, &what))
+        return NULL;
+    if (find_bounds(key, whole, what, &offset, &length) < 0)
+        return NULL;
     return Py_BuildValue("KK", offset, length);
 }
 
@@ -127,7 +142,8 @@ static PyObject *core_slice_bounds(PyObject *Py_UNUSED(module), PyObject *argume
 static int read_number(PyObject *number, const char *what, unsigned long long *out)
 {
     *out = PyLong_AsUnsignedLongLong(number);
-    if (*out != (unsigned long long)-1 || !PyErr_Occurred()) return 0;
+    if (*out != (unsigned long long)-1 || !PyErr_Occurred())
+        return 0;
     if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
         PyErr_Clear();
         PyErr_Format(PyExc_ValueError, "%s is 0 to 2**64-1, not %R", what, number);
@@ -140,8 +156,8 @@ static int read_number(PyObject *number, const char *what, unsigned long long *o
 
 /* ---- elements ---- */
 
-HOT PyObject *element_fill(
-    PyObject *object, PyObject *region, unsigned long long address, unsigned long long length, unsigned long long token)
+HOT PyObject *element_fill(PyObject *object, PyObject *region, unsigned long long address, unsigned long long length,
+                           unsigned long long token)
 {
     Element *element = (Element *)object;
 
@@ -203,7 +219,8 @@ static void element_dealloc(PyObject *self)
     PyObject *region = element->region, *export = element->export;
 
     element->region = element->export = NULL;
-    if (!keep_spare(&spare_elements, self)) free_tracked(self);
+    if (!keep_spare(&spare_elements, self))
+        free_tracked(self);
     Py_XDECREF(region);
     Py_XDECREF(export);
 }
@@ -224,27 +241,22 @@ static PyMemberDef element_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-PyDoc_STRVAR(element_doc,
-    "Sge(region, address, length, token)\n--\n\n"
-    "A scatter/gather element: a piece of a region, made by slicing the region.\n\n"
-    "Attributes:\n"
-    "    region: the region.\n"
-    "    address, length: where the piece is, and its length in bytes.\n"
-    "    token: the region's local token (verbs: lkey).\n");
+PyDoc_STRVAR(element_doc, "Sge(region, address, length, token)\n--\n\n"
+                          "A scatter/gather element: a piece of a region, made by slicing the region.\n\n"
+                          "Attributes:\n"
+                          "    region: the region.\n"
+                          "    address, length: where the piece is, and its length in bytes.\n"
+                          "    token: the region's local token (verbs: lkey).\n");
 
 static PyType_Slot element_slots[] = {
-    {Py_tp_doc, (void *)element_doc},
-    {Py_tp_new, element_create},
-    {Py_tp_repr, element_repr},
-    {Py_tp_traverse, element_traverse},
-    {Py_tp_clear, element_clear},
-    {Py_tp_dealloc, element_dealloc},
-    {Py_tp_members, element_members},
-    {0, NULL},
+    {Py_tp_doc, (void *)element_doc}, {Py_tp_new, element_create},
+    {Py_tp_repr, element_repr},       {Py_tp_traverse, element_traverse},
+    {Py_tp_clear, element_clear},     {Py_tp_dealloc, element_dealloc},
+    {Py_tp_members, element_members}, {0, NULL},
 };
 
-static PyType_Spec element_spec = {
-    "ndpy._core.Sge", sizeof(Element), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, element_slots};
+static PyType_Spec element_spec = {"ndpy._core.Sge", sizeof(Element), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+                                   element_slots};
 
 /* ---- the memory of a peer ---- */
 
@@ -254,9 +266,10 @@ static int remote_init(PyObject *self, PyObject *arguments, PyObject *keywords)
     Remote *remote = (Remote *)self;
     PyObject *address, *length, *token;
 
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OOO:RemoteMemory", names, &address, &length, &token)) return -1;
-    if (read_number(address, "an address", &remote->address) < 0 || read_number(length, "a length", &remote->length) < 0 ||
-        read_number(token, "a token", &remote->token) < 0)
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OOO:RemoteMemory", names, &address, &length, &token))
+        return -1;
+    if (read_number(address, "an address", &remote->address) < 0 ||
+        read_number(length, "a length", &remote->length) < 0 || read_number(token, "a token", &remote->token) < 0)
         return -1;
     return 0;
 }
@@ -266,9 +279,11 @@ static PyObject *remote_slice(PyObject *self, PyObject *key)
     Remote *remote = (Remote *)self, *piece;
     unsigned long long offset = 0, length = 0;
 
-    if (find_bounds(key, remote->length, "the remote memory", &offset, &length) < 0) return NULL;
+    if (find_bounds(key, remote->length, "the remote memory", &offset, &length) < 0)
+        return NULL;
     piece = (Remote *)PyType_GenericAlloc(Py_TYPE(self), 0);
-    if (!piece) return NULL;
+    if (!piece)
+        return NULL;
     /* Not the slice that it is a slice of: a program that goes on from slice to slice keeps none of them. */
     piece->sliced_from = (Remote *)Py_NewRef((PyObject *)(remote->sliced_from ? remote->sliced_from : remote));
     piece->address = remote->address + offset;
@@ -301,8 +316,8 @@ static PyType_Slot remote_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec remote_spec = {
-    "ndpy._core.RemoteMemory", sizeof(Remote), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, remote_slots};
+static PyType_Spec remote_spec = {"ndpy._core.RemoteMemory", sizeof(Remote), 0,
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, remote_slots};
 
 /* ---- slices of regions ---- */
 
@@ -311,7 +326,8 @@ APART PyObject *slice_slowly(PyObject *self, PyObject *key)
     const Region *region = (Region *)self;
     unsigned long long offset = 0, length = 0;
 
-    if (find_bounds(key, region->length, "the region", &offset, &length) < 0) return NULL;
+    if (find_bounds(key, region->length, "the region", &offset, &length) < 0)
+        return NULL;
     return element_new(self, region->address + offset, length, region->local_token);
 }
 
@@ -320,15 +336,16 @@ PyObject *region_slice(PyObject *self, PyObject *key)
     const Region *region = (Region *)self;
     PyObject *element = HAS_GIL && is_last(key, region->length) ? take_spare(&spare_elements) : NULL;
 
-    if (!element) return slice_slowly(self, key);
+    if (!element)
+        return slice_slowly(self, key);
     return element_fill(element, self, region->address + last.offset, last.end - last.offset, region->local_token);
 }
 
 /* ---- the module ---- */
 
-PyDoc_STRVAR(slice_bounds_doc,
-    "slice_bounds($module, key, length, what, /)\n--\n\n"
-    "The (offset, length) of a slice of `length` bytes. Raises ElementRangeError unless it is inside; `what` names it.");
+PyDoc_STRVAR(slice_bounds_doc, "slice_bounds($module, key, length, what, /)\n--\n\n"
+                               "The (offset, length) of a slice of `length` bytes. Raises ElementRangeError unless it "
+                               "is inside; `what` names it.");
 
 static PyMethodDef functions[] = {
     {"slice_bounds", core_slice_bounds, METH_VARARGS, slice_bounds_doc},
@@ -339,11 +356,13 @@ int add_memory(PyObject *module)
 {
     PyObject *errors = PyImport_ImportModule("ndpy.errors");
 
-    if (!errors) return -1;
+    if (!errors)
+        return -1;
     range_error = PyObject_GetAttrString(errors, "ElementRangeError");
     Py_DECREF(errors);
     find_limits();
-    if (!range_error || PyModule_AddFunctions(module, functions) < 0) return -1;
+    if (!range_error || PyModule_AddFunctions(module, functions) < 0)
+        return -1;
     element_type = add_type(module, &element_spec);
     remote_type = add_value_type(module, &remote_spec);
     return element_type && remote_type ? 0 : -1;

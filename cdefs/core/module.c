@@ -35,7 +35,8 @@ PyObject *make_reusable(struct spares *spares, PyTypeObject *type)
     PyObject *object;
 
     /* This one is tracked already, and its fields are 0. */
-    if (!HAS_GIL || !spares->count) return PyType_GenericAlloc(type, 0);
+    if (!HAS_GIL || !spares->count)
+        return PyType_GenericAlloc(type, 0);
     object = spares->objects[--spares->count];
     PyObject_GC_UnTrack(object);
     ((Reusable *)object)->was_visited = 0;
@@ -52,11 +53,14 @@ static PyObject *refuse_copy(PyObject *self, PyObject *Py_UNUSED(protocol))
 {
     PyObject *name = PyObject_GetAttrString((PyObject *)Py_TYPE(self), "__name__");
 
-    if (!name) return NULL;
+    if (!name)
+        return NULL;
     PyErr_Format(PyExc_TypeError,
-        "%U objects can be neither copied nor pickled, because they stand for what this process has of an adapter. Threads may share "
-        "one. Another process opens the adapter itself; values such as RemoteMemory, Endpoint and AdapterInfo can be sent to it",
-        name);
+                 "%U objects can be neither copied nor pickled, because they stand for what this process has of an "
+                 "adapter. Threads may share "
+                 "one. Another process opens the adapter itself; values such as RemoteMemory, Endpoint and AdapterInfo "
+                 "can be sent to it",
+                 name);
     Py_DECREF(name);
     return NULL;
 }
@@ -72,8 +76,8 @@ static PyType_Slot uncopied_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec uncopied_spec = {
-    "ndpy._core.Uncopied", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, uncopied_slots};
+static PyType_Spec uncopied_spec = {"ndpy._core.Uncopied", sizeof(PyObject), 0,
+                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, uncopied_slots};
 
 static int add_uncopied(PyObject *module)
 {
@@ -87,7 +91,8 @@ static PyTypeObject *add_type_on(PyObject *module, PyType_Spec *spec, PyTypeObje
 {
     PyObject *type = PyType_FromModuleAndSpec(module, spec, (PyObject *)base);
 
-    if (type && PyModule_AddType(module, (PyTypeObject *)type) < 0) Py_CLEAR(type);
+    if (type && PyModule_AddType(module, (PyTypeObject *)type) < 0)
+        Py_CLEAR(type);
     return (PyTypeObject *)type;
 }
 
@@ -112,31 +117,33 @@ static int find_name(PyObject *name, PyObject *const *names, int count)
 
     /* The names in a call are interned too, normally. */
     for (which = 0; which < count; which++) {
-        if (name == names[which]) return which;
+        if (name == names[which])
+            return which;
     }
     for (which = 0; which < count && PyUnicode_Compare(name, names[which]) != 0; which++) {}
     return which;
 }
 
 int sort_arguments(const char *function, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords,
-    PyObject *const *names, int positional, int count, PyObject **out)
+                   PyObject *const *names, int positional, int count, PyObject **out)
 {
     Py_ssize_t named = keywords ? PyTuple_Size(keywords) : 0, number;
     int which;
 
     if (given > positional) {
-        PyErr_Format(PyExc_TypeError, "%s() takes at most %d arguments by position, not %zd%s", function, positional, given,
-            count > positional ? "; give the others by name" : "");
+        PyErr_Format(PyExc_TypeError, "%s() takes at most %d arguments by position, not %zd%s", function, positional,
+                     given, count > positional ? "; give the others by name" : "");
         return -1;
     }
-    for (number = 0; number < given; number++) out[number] = arguments[number];
+    for (number = 0; number < given; number++)
+        out[number] = arguments[number];
     for (number = 0; number < named; number++) {
         PyObject *name = PyTuple_GetItem(keywords, number);
 
         which = find_name(name, names, count);
         if (which == count || out[which]) {
             PyErr_Format(PyExc_TypeError, "%s() got an argument %R that it %s", function, name,
-                which == count ? "does not take" : "has already");
+                         which == count ? "does not take" : "has already");
             return -1;
         }
         out[which] = arguments[given + number];
@@ -146,7 +153,8 @@ int sort_arguments(const char *function, PyObject *const *arguments, Py_ssize_t 
 
 void raise_made(PyObject *error)
 {
-    if (!error) return;
+    if (!error)
+        return;
     PyErr_SetObject((PyObject *)Py_TYPE(error), error);
     Py_DECREF(error);
 }
@@ -167,9 +175,10 @@ PyObject *raise_defunct(PyObject *object, PyObject *SHARED const *defunct)
 
 /* ---- the module ---- */
 
-/* The module's variables belong to the main interpreter. Some versions of CPython give another interpreter a copy of the module's
-   dictionary without a call of PyInit__core(). Some call it again, in the main interpreter, for each other one that imports the
-   module. So the types are made once, and who imports the module asks whether this is the main interpreter. */
+/* The module's variables belong to the main interpreter. Some versions of CPython give another interpreter a copy of
+   the module's dictionary without a call of PyInit__core(). Some call it again, in the main interpreter, for each other
+   one that imports the module. So the types are made once, and who imports the module asks whether this is the main
+   interpreter. */
 
 static int runs_in_main(void)
 {
@@ -183,29 +192,25 @@ static PyObject *is_main_interpreter(PyObject *Py_UNUSED(module), PyObject *Py_U
 
 static PyMethodDef module_functions[] = {
     {"is_main_interpreter", is_main_interpreter, METH_NOARGS,
-        "is_main_interpreter($module, /)\n--\n\nWhether the caller is no sub-interpreter."},
+     "is_main_interpreter($module, /)\n--\n\nWhether the caller is no sub-interpreter."},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "ndpy._core",
-    "The parts of ndpy that are called most often.", -1, module_functions, NULL, NULL, NULL, NULL};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                                        "ndpy._core",
+                                        "The parts of ndpy that are called most often.",
+                                        -1,
+                                        module_functions,
+                                        NULL,
+                                        NULL,
+                                        NULL,
+                                        NULL};
 
 static int (*const parts[])(PyObject *module) = {
-    add_uncopied,
-    add_locks,
-    add_timeouts,
-    add_memory,
-    add_references,
-    add_records,
-    add_batches,
-    add_completion_arrays,
-    add_completions,
-    add_work_queues,
-    add_completion_queues,
-    add_exports,
-    add_leases,
-    add_resources,
-    add_regions,
+    add_uncopied,    add_locks,       add_timeouts,          add_memory,
+    add_references,  add_records,     add_batches,           add_completion_arrays,
+    add_completions, add_work_queues, add_completion_queues, add_exports,
+    add_leases,      add_resources,   add_regions,
 };
 
 static PyObject *first_module;
@@ -213,15 +218,18 @@ static PyObject *first_module;
 /* Fills the module. Returns 0, or -1 with an error. */
 static int fill(PyObject *module)
 {
-    /* Some parts import this one. If the package is not loaded, because another interpreter is the first to ask for it, the import calls
-       PyInit__core() too. */
+    /* Some parts import this one. If the package is not loaded, because another interpreter is the first to ask for it,
+       the import calls PyInit__core() too. */
     PyObject *errors = PyImport_ImportModule("ndpy.errors");
 
-    if (!errors) return -1;
+    if (!errors)
+        return -1;
     Py_DECREF(errors);
-    if (first_module) return PyDict_Update(PyModule_GetDict(module), PyModule_GetDict(first_module));
+    if (first_module)
+        return PyDict_Update(PyModule_GetDict(module), PyModule_GetDict(first_module));
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) {
-        if (parts[part](module) < 0) return -1;
+        if (parts[part](module) < 0)
+            return -1;
     }
     first_module = Py_NewRef(module);
     return 0;
@@ -231,10 +239,12 @@ PyMODINIT_FUNC PyInit__core(void)
 {
     PyObject *module = PyModule_Create(&definition);
 
-    if (!module || !runs_in_main()) return module;
+    if (!module || !runs_in_main())
+        return module;
 #ifdef Py_GIL_DISABLED
     PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
 #endif
-    if (fill(module) < 0) Py_CLEAR(module);
+    if (fill(module) < 0)
+        Py_CLEAR(module);
     return module;
 }

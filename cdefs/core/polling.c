@@ -4,8 +4,8 @@
 
 #include "completion_queue.h"
 
-/* What a provider's call has returned. untouched: see struct ndpy_untouched; its results are in `native`, and the others in
-   `entries`. */
+/* What a provider's call has returned. untouched: see struct ndpy_untouched; its results are in `native`, and the
+   others in `entries`. */
 struct look {
     int got;
     struct ndpy_untouched untouched;
@@ -21,14 +21,17 @@ static int extend(PyObject **list, PyObject **objects, Py_ssize_t count)
     if (!*list) {
         *list = PyList_New(count);
         if (*list) {
-            for (Py_ssize_t place = 0; place < count; place++) PyList_SetItem(*list, place, objects[place]);
+            for (Py_ssize_t place = 0; place < count; place++)
+                PyList_SetItem(*list, place, objects[place]);
             return 0;
         }
-        while (count--) Py_DECREF(objects[count]);
+        while (count--)
+            Py_DECREF(objects[count]);
         return -1;
     }
     for (Py_ssize_t place = 0; place < count; place++) {
-        if (PyList_Append(*list, objects[place]) < 0) result = -1;
+        if (PyList_Append(*list, objects[place]) < 0)
+            result = -1;
         Py_DECREF(objects[place]);
     }
     return result;
@@ -36,14 +39,15 @@ static int extend(PyObject **list, PyObject **objects, Py_ssize_t count)
 
 /* Makes the Completions of untouched ones. Returns how many, or -1 if they need more than that. */
 static int make_untouched(CompletionQueue *self, const void *results, struct ndpy_untouched *untouched,
-    struct ndpy_completion *entries, PyObject **found, struct failure *failure)
+                          struct ndpy_completion *entries, PyObject **found, struct failure *failure)
 {
     PyObject *list = NULL;
     Posted *posted = retire_untouched(self, untouched, &list);
     int count = 0;
 
     self->provider->read_results(results, untouched, entries);
-    if (!posted) return -1;
+    if (!posted)
+        return -1;
     Py_INCREF((PyObject *)posted);
     for (uint32_t place = 0; place < untouched->count; place++) {
         found[count] = completion_new(&entries[place], (PyObject *)posted);
@@ -58,8 +62,8 @@ static int make_untouched(CompletionQueue *self, const void *results, struct ndp
 }
 
 /* Makes what the program gets for some completions. Returns how many objects that are. */
-static Py_ssize_t collect_entries(CompletionQueue *self, const struct ndpy_completion *entries, int got, PyObject **found,
-    PyObject **failed, struct failure *failure)
+static Py_ssize_t collect_entries(CompletionQueue *self, const struct ndpy_completion *entries, int got,
+                                  PyObject **found, PyObject **failed, struct failure *failure)
 {
     struct run run = {0};
     Py_ssize_t count = 0;
@@ -69,7 +73,8 @@ static Py_ssize_t collect_entries(CompletionQueue *self, const struct ndpy_compl
 
         if (posted) {
             found[0] = completion_new(entries, (PyObject *)posted);
-            if (found[0]) return 1;
+            if (found[0])
+                return 1;
             note_failure(failure);
             return 0;
         }
@@ -89,7 +94,8 @@ static Py_ssize_t collect_entries(CompletionQueue *self, const struct ndpy_compl
             continue;
         } else {
             found[count] = completion_new(entry, (PyObject *)run.posted);
-            if (!found[count]) note_failure(failure);
+            if (!found[count])
+                note_failure(failure);
         }
         if (found[count])
             ((Completion *)found[count++])->details = details;
@@ -131,22 +137,27 @@ static int collect(CompletionQueue *self, struct look *look, PyObject **completi
     }
     if (look->got > 1 && look->untouched.count)
         count = make_untouched(self, look->native, &look->untouched, look->entries, found, &failure);
-    if (count < 0) count = collect_entries(self, look->entries, look->got, found, failed, &failure);
+    if (count < 0)
+        count = collect_entries(self, look->entries, look->got, found, failed, &failure);
     self->taken += count;
-    if (extend(completions, found, count) < 0) note_failure(&failure);
-    if (!failure.type) return 0;
+    if (extend(completions, found, count) < 0)
+        note_failure(&failure);
+    if (!failure.type)
+        return 0;
     PyErr_Restore(failure.type, failure.value, failure.traceback);
     return -1;
 }
 
 /* Goes on after a look that took up to `room` of `wanted` completions. Returns 0, or -1 with an error. */
 static int collect_all(CompletionQueue *self, struct look *look, size_t wanted, uint32_t room, PyObject **completions,
-    PyObject **failed)
+                       PyObject **failed)
 {
     for (;;) {
-        if (collect(self, look, completions, failed) < 0) return -1;
+        if (collect(self, look, completions, failed) < 0)
+            return -1;
         wanted -= (uint32_t)look->got;
-        if ((uint32_t)look->got < room || !wanted) return 0;
+        if ((uint32_t)look->got < room || !wanted)
+            return 0;
         room = room_for(wanted);
         look_for(self, look, room);
     }
@@ -156,7 +167,8 @@ PyObject *take_kept(CompletionQueue *self, Py_ssize_t wanted)
 {
     PyObject *taken = PyList_GetSlice(self->kept, 0, wanted);
 
-    if (!taken) return NULL;
+    if (!taken)
+        return NULL;
     if (PyList_Size(taken) == PyList_Size(self->kept)) {
         Py_CLEAR(self->kept);
     } else if (PyList_SetSlice(self->kept, 0, wanted, NULL) < 0) {
@@ -172,9 +184,11 @@ void keep(CompletionQueue *self, PyObject *completions)
 
     note_failure(&failure);
     /* Another Ctrl-C must not lose them. */
-    while (lock_enter(self->lock) < 0) PyErr_Clear();
+    while (lock_enter(self->lock) < 0)
+        PyErr_Clear();
     if (!self->kept) {
-        if (PyList_Size(completions)) self->kept = Py_NewRef(completions);
+        if (PyList_Size(completions))
+            self->kept = Py_NewRef(completions);
     } else if (PyList_SetSlice(self->kept, PyList_Size(self->kept), PyList_Size(self->kept), completions) < 0) {
         PyErr_Clear();
     }
@@ -192,14 +206,13 @@ int spin(CompletionQueue *self, struct ndpy_completion *entries, uint32_t room, 
     struct ndpy_completion_queue *native = self->native;
     int got;
 
-    Py_BEGIN_ALLOW_THREADS
-    got = provider->spin(native, entries, room, waiters, (uint64_t)(seconds * 1e9));
-    Py_END_ALLOW_THREADS
-    return got;
+    Py_BEGIN_ALLOW_THREADS got = provider->spin(native, entries, room, waiters, (uint64_t)(seconds * 1e9));
+    Py_END_ALLOW_THREADS return got;
 }
 
 /* Spins for the completions of a poll that found none. Returns 0, or -1 with an error. Called with the lock. */
-static int collect_spinning(CompletionQueue *self, size_t wanted, double seconds, PyObject **completions, PyObject **failed)
+static int collect_spinning(CompletionQueue *self, size_t wanted, double seconds, PyObject **completions,
+                            PyObject **failed)
 {
     struct ndpy_completion entries[BATCH];
     struct failure failure = {NULL, NULL, NULL};
@@ -210,7 +223,8 @@ static int collect_spinning(CompletionQueue *self, size_t wanted, double seconds
         double slice = seconds < LONGEST_SPIN_S ? seconds : LONGEST_SPIN_S, began = monotonic_now();
         int got = began < 0 ? 0 : spin(self, entries, wanted < BATCH ? (uint32_t)wanted : BATCH, slice);
 
-        if (began < 0) return -1;
+        if (began < 0)
+            return -1;
         if (got < 0) {
             raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
             return -1;
@@ -218,14 +232,18 @@ static int collect_spinning(CompletionQueue *self, size_t wanted, double seconds
         count = collect_entries(self, entries, got, found, failed, &failure);
         self->taken += count;
         seconds -= monotonic_now() - began;
-        if (!failure.type && PyErr_CheckSignals() < 0) note_failure(&failure);
-        if (failure.type) break;
+        if (!failure.type && PyErr_CheckSignals() < 0)
+            note_failure(&failure);
+        if (failure.type)
+            break;
     }
     if (count) {
         Py_CLEAR(*completions);
-        if (extend(completions, found, count) < 0) note_failure(&failure);
+        if (extend(completions, found, count) < 0)
+            note_failure(&failure);
     }
-    if (!failure.type) return 0;
+    if (!failure.type)
+        return 0;
     PyErr_Restore(failure.type, failure.value, failure.traceback);
     return -1;
 }
@@ -239,7 +257,8 @@ HOT int is_ours(PyObject *list, Py_ssize_t length)
 /* Returns a list without completions, or NULL with an error. */
 HOT PyObject *list_without(CompletionQueue *self)
 {
-    if (!HAS_GIL) return PyList_New(0);
+    if (!HAS_GIL)
+        return PyList_New(0);
     if (!is_ours(self->empty, 0)) {
         PyObject *former = self->empty;
 
@@ -256,17 +275,20 @@ HOT int renew_list(PyObject *list, const struct ndpy_completion *entries, Py_ssi
         PyObject *completion = PyList_GetItem(list, place);
 
         if (completion && Py_TYPE(completion) == completion_type && Py_REFCNT(completion) == 1) {
-            if (completion_renew((Completion *)completion, &entries[place], posted) < 0) return -1;
+            if (completion_renew((Completion *)completion, &entries[place], posted) < 0)
+                return -1;
         } else {
             completion = completion_new(&entries[place], posted);
-            if (!completion || PyList_SetItem(list, place, completion) < 0) return -1;
+            if (!completion || PyList_SetItem(list, place, completion) < 0)
+                return -1;
         }
     }
     return 0;
 }
 
 /* Makes a new list, for this poll and the next one. Returns NULL with an error. */
-APART PyObject *make_list(CompletionQueue *self, const struct ndpy_completion *entries, Py_ssize_t count, PyObject *posted)
+APART PyObject *make_list(CompletionQueue *self, const struct ndpy_completion *entries, Py_ssize_t count,
+                          PyObject *posted)
 {
     PyObject *list;
 
@@ -290,23 +312,26 @@ APART PyObject *make_list(CompletionQueue *self, const struct ndpy_completion *e
     return list;
 }
 
-/* Returns a list with these completions of one queue pair, or NULL with an error. Called without the lock, because what the former
-   ones let go may poll again. */
-HOT PyObject *list_with(CompletionQueue *self, const struct ndpy_completion *entries, Py_ssize_t count, PyObject *posted)
+/* Returns a list with these completions of one queue pair, or NULL with an error. Called without the lock, because what
+   the former ones let go may poll again. */
+HOT PyObject *list_with(CompletionQueue *self, const struct ndpy_completion *entries, Py_ssize_t count,
+                        PyObject *posted)
 {
     PyObject *list = self->filled;
 
-    if (!is_ours(list, count)) return make_list(self, entries, count, posted);
+    if (!is_ours(list, count))
+        return make_list(self, entries, count, posted);
     Py_INCREF(list);
-    if (renew_list(list, entries, count, posted) == 0) return list;
+    if (renew_list(list, entries, count, posted) == 0)
+        return list;
     Py_DECREF(list);
     return NULL;
 }
 
-/* Goes on after the first look of a poll, with the completions that it has already. Returns a list, or NULL with an error. Called
-   with the lock, which it gives back. */
-static PyObject *poll_on(
-    CompletionQueue *self, struct look *look, size_t wanted, uint32_t room, double spin_s, PyObject *completions)
+/* Goes on after the first look of a poll, with the completions that it has already. Returns a list, or NULL with an
+   error. Called with the lock, which it gives back. */
+static PyObject *poll_on(CompletionQueue *self, struct look *look, size_t wanted, uint32_t room, double spin_s,
+                         PyObject *completions)
 {
     PyObject *failed = NULL;
     int result = collect_all(self, look, wanted, room, &completions, &failed);
@@ -322,8 +347,10 @@ static PyObject *poll_on(
         Py_DECREF(completions);
         return raise_failure(self);
     }
-    if (result == 0) return completions;
-    if (completions) keep(self, completions);
+    if (result == 0)
+        return completions;
+    if (completions)
+        keep(self, completions);
     return NULL;
 }
 
@@ -338,24 +365,30 @@ static PyObject *poll_kept(CompletionQueue *self, size_t wanted, double spin_s)
         lock_leave(self->lock);
         return NULL;
     }
-    if (completions) wanted -= (size_t)PyList_Size(completions);
+    if (completions)
+        wanted -= (size_t)PyList_Size(completions);
     room = room_for(wanted);
-    if (room) look_for(self, &look, room);
+    if (room)
+        look_for(self, &look, room);
     return poll_on(self, &look, wanted, room, spin_s, completions);
 }
 
-/* Ends the requests of a look, if these only have to be forgotten. Returns their PostedRequests, borrowed, or NULL: then nothing has
-   changed. */
+/* Ends the requests of a look, if these only have to be forgotten. Returns their PostedRequests, borrowed, or NULL:
+   then nothing has changed. */
 HOT Posted *retire(CompletionQueue *self, struct look *look)
 {
     PyObject *list = NULL;
     Posted *posted;
 
-    if (look->got == 1) return retire_one(self, look->entries);
-    if (look->got <= 0) return NULL;
-    if (!look->untouched.count) return retire_alike(self, look->entries, (uint32_t)look->got);
+    if (look->got == 1)
+        return retire_one(self, look->entries);
+    if (look->got <= 0)
+        return NULL;
+    if (!look->untouched.count)
+        return retire_alike(self, look->entries, (uint32_t)look->got);
     posted = retire_untouched(self, &look->untouched, &list);
-    if (!posted) return NULL;
+    if (!posted)
+        return NULL;
     self->provider->read_results(look->native, &look->untouched, look->entries);
     Py_XDECREF(list);
     return posted;
@@ -368,7 +401,8 @@ APART PyObject *poll_found(CompletionQueue *self, struct look *look, size_t want
     Posted *posted = is_all ? retire(self, look) : NULL;
     PyObject *completions;
 
-    if (!posted) return poll_on(self, look, wanted, room, spin_s, NULL);
+    if (!posted)
+        return poll_on(self, look, wanted, room, spin_s, NULL);
     Py_INCREF((PyObject *)posted);
     self->taken += look->got;
     lock_leave(self->lock);
@@ -386,7 +420,8 @@ HOT PyObject *poll_now(CompletionQueue *self, size_t wanted, double spin_s)
     struct look look;
 
     look_for(self, &look, room);
-    if (look.got || spin_s > 0) return poll_found(self, &look, wanted, room, spin_s);
+    if (look.got || spin_s > 0)
+        return poll_found(self, &look, wanted, room, spin_s);
     lock_leave(self->lock);
     return is_usable(self->failure) ? list_without(self) : raise_failure(self);
 }
@@ -399,13 +434,20 @@ static PyObject *poll_with(CompletionQueue *self, PyObject *const *arguments, Py
     Py_ssize_t wanted = BATCH;
     double spin_s = 0;
 
-    if (sort_arguments("poll", arguments, count, keywords, argument_names, 1, 2, given) < 0) return NULL;
-    if (given[1] && read_seconds(given[1], "spin_s", &spin_s) < 0) return NULL;
-    if (given[0]) wanted = PyLong_AsSsize_t(given[0]);
-    if (PyErr_Occurred()) return NULL;
-    if (enter(self) < 0) return NULL;
-    if (wanted > (Py_ssize_t)self->depth + SLACK) wanted = (Py_ssize_t)self->depth + SLACK;
-    if (self->kept || wanted <= 0) return poll_kept(self, wanted < 0 ? 0 : (size_t)wanted, spin_s);
+    if (sort_arguments("poll", arguments, count, keywords, argument_names, 1, 2, given) < 0)
+        return NULL;
+    if (given[1] && read_seconds(given[1], "spin_s", &spin_s) < 0)
+        return NULL;
+    if (given[0])
+        wanted = PyLong_AsSsize_t(given[0]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (enter(self) < 0)
+        return NULL;
+    if (wanted > (Py_ssize_t)self->depth + SLACK)
+        wanted = (Py_ssize_t)self->depth + SLACK;
+    if (self->kept || wanted <= 0)
+        return poll_kept(self, wanted < 0 ? 0 : (size_t)wanted, spin_s);
     return poll_now(self, (size_t)wanted, spin_s);
 }
 
@@ -413,8 +455,10 @@ PyObject *queue_poll(PyObject *object, PyObject *const *arguments, Py_ssize_t co
 {
     CompletionQueue *self = (CompletionQueue *)object;
 
-    if (count || keywords) return poll_with(self, arguments, count, keywords);
-    if (enter(self) < 0) return NULL;
+    if (count || keywords)
+        return poll_with(self, arguments, count, keywords);
+    if (enter(self) < 0)
+        return NULL;
     return self->kept ? poll_kept(self, BATCH, 0) : poll_now(self, BATCH, 0);
 }
 
@@ -426,8 +470,10 @@ PyObject *queue_collect_internal(PyObject *object, PyObject *Py_UNUSED(none))
 
     while (look.got == BATCH) {
         look.got = self->provider->poll_internal(self->native, look.entries, BATCH);
-        if (collect(self, &look, &nothing, &failed) < 0) Py_CLEAR(failed);
-        if (!failed) break;
+        if (collect(self, &look, &nothing, &failed) < 0)
+            Py_CLEAR(failed);
+        if (!failed)
+            break;
     }
     Py_XDECREF(nothing);
     return failed;

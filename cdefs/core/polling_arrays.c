@@ -5,15 +5,18 @@
 
 HOT void set_entry(CompletionArray *array, uint32_t place, const struct ndpy_completion *entry, PyObject *posted)
 {
-    if (&array->entries[place] != entry) array->entries[place] = *entry;
+    if (&array->entries[place] != entry)
+        array->entries[place] = *entry;
     array_own(array, posted, place + 1);
 }
 
 /* Puts details into an array, unless they are NULL. Steals the reference. Returns 0, or -1 with an error. */
 static int set_details(CompletionArray *array, uint32_t place, PyObject *details)
 {
-    if (!details) return 0;
-    if (!array->details) array->details = PyMem_Calloc((size_t)array->capacity, sizeof *array->details);
+    if (!details)
+        return 0;
+    if (!array->details)
+        array->details = PyMem_Calloc((size_t)array->capacity, sizeof *array->details);
     if (!array->details) {
         Py_DECREF(details);
         PyErr_NoMemory();
@@ -28,12 +31,14 @@ static int take_kept_into(CompletionQueue *self, CompletionArray *array)
 {
     PyObject *taken = take_kept(self, array->capacity);
 
-    if (!taken) return -1;
+    if (!taken)
+        return -1;
     for (Py_ssize_t place = 0; place < PyList_Size(taken); place++) {
         const Completion *completion = (Completion *)PyList_GetItem(taken, place);
 
         set_entry(array, (uint32_t)place, &completion->entry, completion->posted);
-        if (set_details(array, (uint32_t)place, Py_XNewRef(completion->details)) < 0) PyErr_Clear();
+        if (set_details(array, (uint32_t)place, Py_XNewRef(completion->details)) < 0)
+            PyErr_Clear();
     }
     array->count = (uint32_t)PyList_Size(taken);
     Py_DECREF(taken);
@@ -51,13 +56,16 @@ static void keep_array(CompletionQueue *self, CompletionArray *array)
     for (uint32_t place = 0; completions && place < array->count; place++) {
         PyObject *completion = completion_new(&array->entries[place], array_owner(array, place));
 
-        if (completion && array->details) ((Completion *)completion)->details = Py_XNewRef(array->details[place]);
-        if (completion) PyList_Append(completions, completion);
+        if (completion && array->details)
+            ((Completion *)completion)->details = Py_XNewRef(array->details[place]);
+        if (completion)
+            PyList_Append(completions, completion);
         Py_XDECREF(completion);
     }
     array_clear(array);
     PyErr_Restore(failure.type, failure.value, failure.traceback);
-    if (completions) keep(self, completions);
+    if (completions)
+        keep(self, completions);
 }
 
 /* Sorts out `got` completions that follow those of an array, one by one. Returns 0, or -1 with an error. */
@@ -80,7 +88,8 @@ static int collect_each(CompletionQueue *self, CompletionArray *array, uint32_t 
         if (!join_run(self, &run, entry)) {
             Completion *completion = (Completion *)collect_one(self, entry, failed, &failure);
 
-            if (completion) set_entry(array, kept++, &completion->entry, completion->posted);
+            if (completion)
+                set_entry(array, kept++, &completion->entry, completion->posted);
             Py_XDECREF((PyObject *)completion);
         } else if (!(entry->flags & NDPY_INTERNAL)) {
             set_entry(array, kept++, entry, (PyObject *)run.posted);
@@ -93,7 +102,8 @@ static int collect_each(CompletionQueue *self, CompletionArray *array, uint32_t 
     end_run(&run);
     array->count = kept;
     self->taken += kept - first;
-    if (!failure.type) return 0;
+    if (!failure.type)
+        return 0;
     PyErr_Restore(failure.type, failure.value, failure.traceback);
     return -1;
 }
@@ -103,7 +113,8 @@ static int collect_array(CompletionQueue *self, CompletionArray *array, uint32_t
 {
     Posted *posted = got ? retire_alike(self, array->entries + array->count, got) : NULL;
 
-    if (!posted) return collect_each(self, array, got, failed);
+    if (!posted)
+        return collect_each(self, array, got, failed);
     array->count += got;
     array_own(array, (PyObject *)posted, array->count);
     self->taken += got;
@@ -111,8 +122,8 @@ static int collect_array(CompletionQueue *self, CompletionArray *array, uint32_t
 }
 
 /* Sorts out what a look has taken into an empty array. Returns 0, or -1 with an error. */
-static int collect_look(
-    CompletionQueue *self, CompletionArray *array, int got, struct ndpy_untouched *untouched, PyObject **failed)
+static int collect_look(CompletionQueue *self, CompletionArray *array, int got, struct ndpy_untouched *untouched,
+                        PyObject **failed)
 {
     Posted *posted;
 
@@ -120,7 +131,8 @@ static int collect_look(
         raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
         return -1;
     }
-    if (got < 2 || !untouched->count) return collect_array(self, array, (uint32_t)got, failed);
+    if (got < 2 || !untouched->count)
+        return collect_array(self, array, (uint32_t)got, failed);
     posted = retire_untouched(self, untouched, &array->list);
     if (!posted) {
         self->provider->read_results(array->results, untouched, array->entries);
@@ -130,7 +142,8 @@ static int collect_look(
     array->count = untouched->count;
     array_own(array, (PyObject *)posted, array->count);
     self->taken += array->count;
-    if (array->is_exposed) array_read(array);
+    if (array->is_exposed)
+        array_read(array);
     return 0;
 }
 
@@ -142,9 +155,11 @@ static int poll_array(CompletionQueue *self, CompletionArray *array, PyObject **
     uint32_t room = (uint32_t)array->capacity;
     int got;
 
-    if (self->kept) return take_kept_into(self, array);
+    if (self->kept)
+        return take_kept_into(self, array);
     if (provider->poll_array) {
-        if (array->provider != provider && array_prepare(array, provider) < 0) return -1;
+        if (array->provider != provider && array_prepare(array, provider) < 0)
+            return -1;
         got = provider->poll_array(self->native, array->results, array->entries, room, &untouched);
     } else {
         got = provider->poll(self->native, array->entries, room);
@@ -158,22 +173,25 @@ static int spin_into(CompletionQueue *self, CompletionArray *array, uint32_t eno
     array_read(array);
     while (seconds > 0 && array->count < enough && is_usable(self->failure) && !*lock_waiters(self->lock)) {
         double slice = seconds < LONGEST_SPIN_S ? seconds : LONGEST_SPIN_S, began = monotonic_now();
-        int got = began < 0 ? 0 : spin(self, array->entries + array->count, (uint32_t)array->capacity - array->count, slice);
+        int got =
+            began < 0 ? 0 : spin(self, array->entries + array->count, (uint32_t)array->capacity - array->count, slice);
 
-        if (began < 0) return -1;
+        if (began < 0)
+            return -1;
         if (got < 0) {
             raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
             return -1;
         }
-        if (collect_array(self, array, (uint32_t)got, failed) < 0 || PyErr_CheckSignals() < 0) return -1;
+        if (collect_array(self, array, (uint32_t)got, failed) < 0 || PyErr_CheckSignals() < 0)
+            return -1;
         seconds -= monotonic_now() - began;
     }
     return 0;
 }
 
 /* Ends a poll_into(). result: 0, or -1 with an error. Called with the lock, which it gives back. */
-static PyObject *end_poll_into(
-    CompletionQueue *self, CompletionArray *array, uint32_t enough, double spin_s, int result, PyObject *failed)
+static PyObject *end_poll_into(CompletionQueue *self, CompletionArray *array, uint32_t enough, double spin_s,
+                               int result, PyObject *failed)
 {
     uint32_t taken;
 
@@ -194,7 +212,8 @@ static PyObject *end_poll_into(
     taken = array->count;
     array->is_busy = 0;
     END_SECTION()
-    if (result < 0) return NULL;
+    if (result < 0)
+        return NULL;
     return taken || is_usable(self->failure) ? PyLong_FromUnsignedLong(taken) : raise_failure(self);
 }
 
@@ -220,10 +239,9 @@ static PyObject *poll_into(CompletionQueue *self, CompletionArray *array, uint32
     return end_poll_into(self, array, enough, spin_s, result, failed);
 }
 
-/* Goes on after a look that took more than one success in the usual case. Called with the lock, which it gives back, and with the
-   interpreter's lock. */
-APART PyObject *poll_into_on(
-    CompletionQueue *self, CompletionArray *array, int got, struct ndpy_untouched *untouched)
+/* Goes on after a look that took more than one success in the usual case. Called with the lock, which it gives back,
+   and with the interpreter's lock. */
+APART PyObject *poll_into_on(CompletionQueue *self, CompletionArray *array, int got, struct ndpy_untouched *untouched)
 {
     PyObject *failed = NULL;
     int result;
@@ -246,20 +264,24 @@ static PyObject *poll_into_with(CompletionQueue *self, PyObject *const *argument
     Py_ssize_t enough = 1;
     double spin_s = 0;
 
-    if (sort_arguments("poll_into", arguments, count, keywords, argument_names, 1, 3, given) < 0) return NULL;
+    if (sort_arguments("poll_into", arguments, count, keywords, argument_names, 1, 3, given) < 0)
+        return NULL;
     array = (CompletionArray *)given[0];
     if (!array || Py_TYPE(given[0]) != completion_array_type) {
         PyErr_Format(PyExc_TypeError, "poll_into() takes a CompletionArray, not %R",
-            array ? (PyObject *)Py_TYPE(given[0]) : Py_None);
+                     array ? (PyObject *)Py_TYPE(given[0]) : Py_None);
         return NULL;
     }
-    if (given[1]) enough = PyLong_AsSsize_t(given[1]);
-    if (PyErr_Occurred() || (given[2] && read_seconds(given[2], "spin_s", &spin_s) < 0)) return NULL;
+    if (given[1])
+        enough = PyLong_AsSsize_t(given[1]);
+    if (PyErr_Occurred() || (given[2] && read_seconds(given[2], "spin_s", &spin_s) < 0))
+        return NULL;
     if (enough > array->capacity) {
         PyErr_Format(PyExc_ValueError, "the array holds %zd completions, and cannot get %zd", array->capacity, enough);
         return NULL;
     }
-    if (enter(self) < 0) return NULL;
+    if (enter(self) < 0)
+        return NULL;
     return poll_into(self, array, enough < 0 ? 0 : (uint32_t)enough, spin_s);
 }
 
@@ -276,17 +298,20 @@ PyObject *queue_poll_into(PyObject *object, PyObject *const *arguments, Py_ssize
     if (count != 1 || keywords || Py_TYPE(arguments[0]) != completion_array_type)
         return poll_into_with(self, arguments, count, keywords);
     array = (CompletionArray *)arguments[0];
-    if (enter(self) < 0) return NULL;
-    if (!HAS_GIL || self->kept || array->is_busy || array->provider != self->provider) return poll_into(self, array, 1, 0);
-    got = array->provider->poll_array(
-        self->native, array->results, array->entries, (uint32_t)array->capacity, &untouched);
+    if (enter(self) < 0)
+        return NULL;
+    if (!HAS_GIL || self->kept || array->is_busy || array->provider != self->provider)
+        return poll_into(self, array, 1, 0);
+    got = array->provider->poll_array(self->native, array->results, array->entries, (uint32_t)array->capacity,
+                                      &untouched);
     /* The usual case makes no call, so that no registers are saved for it. */
     posted = (Posted *)self->last;
-    record = got == 1 && posted && array->single == (PyObject *)posted && array->entries->queue_pair == self->last_number &&
-            !posted->watched
-        ? find_record(posted, array->entries)
-        : NULL;
-    if (!record) return poll_into_on(self, array, got, &untouched);
+    record = got == 1 && posted && array->single == (PyObject *)posted &&
+                     array->entries->queue_pair == self->last_number && !posted->watched
+                 ? find_record(posted, array->entries)
+                 : NULL;
+    if (!record)
+        return poll_into_on(self, array, got, &untouched);
     ended = end_request(posted, array->entries, record);
     self->taken++;
     lock_leave(self->lock);

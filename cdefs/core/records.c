@@ -17,7 +17,8 @@ int records_grow(Records *records)
         PyErr_NoMemory();
         return -1;
     }
-    for (size_t place = 0; place < records->count; place++) items[place] = *record_at(records, place);
+    for (size_t place = 0; place < records->count; place++)
+        items[place] = *record_at(records, place);
     PyMem_Free(records->items);
     records->items = items;
     records->first = 0;
@@ -32,14 +33,16 @@ static PyObject *records_append(PyObject *self, PyObject *record)
     mutex_lock(&((Records *)self)->mutex);
     failed = records_push((Records *)self, record, 1);
     mutex_unlock(&((Records *)self)->mutex);
-    if (failed) return NULL;
+    if (failed)
+        return NULL;
     Py_RETURN_NONE;
 }
 
 /* Raises that there is none, unless an error was raised already. */
 static PyObject *none_left(void)
 {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_IndexError, "no request is posted");
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_IndexError, "no request is posted");
     return NULL;
 }
 
@@ -54,19 +57,23 @@ static PyObject *records_pop(PyObject *self, PyObject *Py_UNUSED(none))
     return object ? object : none_left();
 }
 
-/* Takes the oldest request out. Returns its record, or NULL. *ended: the record that has ended with it, which the caller gives back. */
+/* Takes the oldest request out. Returns its record, or NULL. *ended: the record that has ended with it, which the
+ * caller gives back. */
 static PyObject *take_oldest(Records *records, PyObject **ended)
 {
     struct record *oldest = records->count ? record_at(records, 0) : NULL;
 
-    if (!oldest) return NULL;
+    if (!oldest)
+        return NULL;
     if (Py_TYPE(oldest->object) == posted_list_type) {
         const PostedList *list = (PostedList *)oldest->object;
         PyObject *record = PyTuple_GetItem(list->records, (Py_ssize_t)(oldest->requests - oldest->left));
 
-        if (!record) return NULL;
+        if (!record)
+            return NULL;
         Py_INCREF(record);
-        if (--oldest->left == 0) *ended = records_take(records);
+        if (--oldest->left == 0)
+            *ended = records_take(records);
         return record;
     }
     if (oldest->left > 1) {
@@ -94,7 +101,8 @@ static Py_ssize_t records_length(PyObject *self)
     size_t length = 0;
 
     mutex_lock(&records->mutex);
-    for (size_t place = 0; place < records->count; place++) length += record_at(records, place)->left;
+    for (size_t place = 0; place < records->count; place++)
+        length += record_at(records, place)->left;
     mutex_unlock(&records->mutex);
     return (Py_ssize_t)length;
 }
@@ -113,7 +121,8 @@ static int records_clear(PyObject *self)
 {
     Records *records = (Records *)self;
 
-    while (records->count) Py_DECREF(records_take(records));
+    while (records->count)
+        Py_DECREF(records_take(records));
     return 0;
 }
 
@@ -143,8 +152,8 @@ static PyType_Slot records_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec records_spec = {
-    "ndpy._core.Records", sizeof(Records), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, records_slots};
+static PyType_Spec records_spec = {"ndpy._core.Records", sizeof(Records), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+                                   records_slots};
 
 /* ---- PostedRequests ---- */
 
@@ -157,7 +166,8 @@ static int posted_init(PyObject *self, PyObject *arguments, PyObject *Py_UNUSED(
         PyErr_SetString(PyExc_TypeError, "it is initialized once");
         return -1;
     }
-    if (!PyArg_ParseTuple(arguments, "O", &queue_pair)) return -1;
+    if (!PyArg_ParseTuple(arguments, "O", &queue_pair))
+        return -1;
     posted->queue_pair = PyWeakref_NewRef(queue_pair, NULL);
     posted->initiator = PyObject_CallObject((PyObject *)records_type, NULL);
     posted->receive = PyObject_CallObject((PyObject *)records_type, NULL);
@@ -208,7 +218,8 @@ static PyObject *posted_get_stored(PyObject *self, void *Py_UNUSED(none))
     PyObject *stored;
 
     BEGIN_SECTION(self)
-    if (!posted->stored) posted->stored = PyDict_New();
+    if (!posted->stored)
+        posted->stored = PyDict_New();
     stored = Py_XNewRef(posted->stored);
     END_SECTION()
     return stored;
@@ -234,7 +245,7 @@ static PyType_Slot posted_slots[] = {
 };
 
 static PyType_Spec posted_spec = {"ndpy._core.PostedRequests", sizeof(Posted), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, posted_slots};
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, posted_slots};
 
 int add_records(PyObject *module)
 {

@@ -24,21 +24,24 @@ int read_piece(PyObject *object, struct piece *out)
     return 0;
 }
 
-int read_pieces(const PyObject *adapter, unsigned long long largest_token, PyObject *list, struct ndpy_element *out, uint32_t count,
-    PyObject **unusable)
+int read_pieces(const PyObject *adapter, unsigned long long largest_token, PyObject *list, struct ndpy_element *out,
+                uint32_t count, PyObject **unusable)
 {
     for (uint32_t place = 0; place < count; place++) {
         PyObject *object = PyList_GetItem(list, place);
         struct piece piece = {NULL, 0, 0, 0};
 
-        if (!read_piece(object, &piece) && !PyArg_ParseTuple(object, "KKK", &piece.address, &piece.length, &piece.token))
+        if (!read_piece(object, &piece) &&
+            !PyArg_ParseTuple(object, "KKK", &piece.address, &piece.length, &piece.token))
             return RAISED;
         if (piece.region && !may_refer_to(adapter, (Usable *)piece.region)) {
             *unusable = (PyObject *)piece.region;
             return UNUSABLE;
         }
-        if (piece.length > UINT32_MAX) return NDPY_TOO_LONG;
-        if (piece.token > largest_token) return NDPY_BAD_TOKEN;
+        if (piece.length > UINT32_MAX)
+            return NDPY_TOO_LONG;
+        if (piece.token > largest_token)
+            return NDPY_BAD_TOKEN;
         out[place] = (struct ndpy_element){piece.address, piece.token, (uint32_t)piece.length};
     }
     return 0;
@@ -63,12 +66,14 @@ static PyObject *core_read_pieces(PyObject *Py_UNUSED(module), PyObject *argumen
     PyObject *queue, *list, *adapter, *unusable = NULL;
     int refused;
 
-    if (!PyArg_ParseTuple(arguments, "OKO!K", &queue, &largest_token, &PyList_Type, &list, &address)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "OKO!K", &queue, &largest_token, &PyList_Type, &list, &address))
+        return NULL;
     adapter = PyObject_GetAttrString(queue, "_adapter");
-    if (!adapter) return NULL;
+    if (!adapter)
+        return NULL;
     do
-        refused = read_pieces(adapter, largest_token, list, (struct ndpy_element *)(uintptr_t)address, (uint32_t)PyList_Size(list),
-            &unusable);
+        refused = read_pieces(adapter, largest_token, list, (struct ndpy_element *)(uintptr_t)address,
+                              (uint32_t)PyList_Size(list), &unusable);
     while (refused == UNUSABLE && refuse_reference(queue, unusable) == 0);
     Py_DECREF(adapter);
     return PyErr_Occurred() ? NULL : PyLong_FromLong(refused);
@@ -80,7 +85,8 @@ static PyObject *destination_words(PyObject *self, void *Py_UNUSED(none))
 {
     const Destination *destination = (Destination *)self;
 
-    if (!is_usable(destination->defunct)) return raise_defunct(self, &((Destination *)self)->defunct);
+    if (!is_usable(destination->defunct))
+        return raise_defunct(self, &((Destination *)self)->defunct);
     return Py_BuildValue("KK", destination->operands[0], destination->operands[1]);
 }
 
@@ -89,7 +95,8 @@ static int destination_set_words(PyObject *self, PyObject *value, void *Py_UNUSE
     unsigned long long operands[2];
 
     if (!value || !PyArg_ParseTuple(value, "KK", &operands[0], &operands[1])) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_AttributeError, "_words cannot be deleted");
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_AttributeError, "_words cannot be deleted");
         return -1;
     }
     ((Destination *)self)->operands[0] = operands[0];
@@ -166,15 +173,17 @@ static PyType_Slot destination_slots[] = {
 };
 
 static PyType_Spec destination_spec = {"ndpy._core.Destination", sizeof(Destination), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, destination_slots};
+                                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+                                       destination_slots};
 
 /* ---- the module ---- */
 
 static PyMethodDef functions[] = {
     {"read_pieces", core_read_pieces, METH_VARARGS,
-        "read_pieces($module, queue, largest_token, elements, out, /)\n--\n\n"
-        "Check what a request of this queue refers to, and write its elements to the array of struct ndpy_element at this address.\n"
-        "Returns 0 or one of enum ndpy_refusal."},
+     "read_pieces($module, queue, largest_token, elements, out, /)\n--\n\n"
+     "Check what a request of this queue refers to, and write its elements to the array of struct ndpy_element at this "
+     "address.\n"
+     "Returns 0 or one of enum ndpy_refusal."},
     {NULL, NULL, 0, NULL},
 };
 

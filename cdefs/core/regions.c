@@ -1,14 +1,15 @@
 /* Regions, and registering plain memory with one native call. Plain memory is a writable buffer, with rights that every
- * adapter supports. The provider's calls must block. Everything else is left to ndpy/adapter.py and ndpy/memory.py, whose
- * classes extend these types. They also explain each failure.
+ * adapter supports. The provider's calls must block. Everything else is left to ndpy/adapter.py and ndpy/memory.py,
+ * whose classes extend these types. They also explain each failure.
  *
  * An adapter has its open regions in a circle of links, which are no references. A region leaves the circle when it is
  * closed, or when it is freed.
  *
- * The provider's calls run without the interpreter's lock. Meanwhile the count `registering` keeps the adapter open, and the
- * region's lock keeps other threads from closing the region. All steps between a call and the change of the circle hold the
- * interpreter's lock and run no Python code. So neither another thread nor Ctrl-C comes in between. Without the interpreter's lock,
- * circle_mutex guards the circles and the counts, and an adapter has a region in its circle before the count goes down.
+ * The provider's calls run without the interpreter's lock. Meanwhile the count `registering` keeps the adapter open,
+ * and the region's lock keeps other threads from closing the region. All steps between a call and the change of the
+ * circle hold the interpreter's lock and run no Python code. So neither another thread nor Ctrl-C comes in between.
+ * Without the interpreter's lock, circle_mutex guards the circles and the counts, and an adapter has a region in its
+ * circle before the count goes down.
  */
 
 #include "core.h"
@@ -22,7 +23,8 @@ static PyObject *local_write, *serial_numbers, *closed_error;
 /* Returns 0, or -1 with an error. ndpy/memory.py calls set_up_regions(). */
 static int require_set_up(void)
 {
-    if (local_write) return 0;
+    if (local_write)
+        return 0;
     PyErr_SetString(PyExc_RuntimeError, "ndpy.memory has not been imported");
     return -1;
 }
@@ -37,7 +39,7 @@ static void set(PyObject **field, PyObject *reference)
 }
 
 /* Gives the caller's reference to a field of an object. */
-static void replace(PyObject *object, PyObject *SHARED *field, PyObject *reference)
+static void replace(PyObject *object, PyObject * SHARED * field, PyObject *reference)
 {
     PyObject *former;
 
@@ -53,7 +55,8 @@ static void replace(PyObject *object, PyObject *SHARED *field, PyObject *referen
 
 static void take_out(struct link *link)
 {
-    if (!link->next) return;
+    if (!link->next)
+        return;
     link->next->previous = link->previous;
     link->previous->next = link->next;
     link->next = link->previous = NULL;
@@ -82,23 +85,27 @@ static Region *allocate(PyTypeObject *type)
 {
     Region *region = (Region *)PyType_GenericAlloc(type, 0);
 
-    if (!region) return NULL;
+    if (!region)
+        return NULL;
     region->released = 1;
 #ifdef Py_GIL_DISABLED
     region->weak = PyWeakref_NewRef((PyObject *)region, NULL);
     /* Objects of the type itself have no weak references. They are for tests. */
-    if (!region->weak) PyErr_Clear();
+    if (!region->weak)
+        PyErr_Clear();
 #endif
     return region;
 }
 
-/* Returns a new reference to a region in a circle, or NULL without an error if it is being freed. Called with circle_mutex. */
+/* Returns a new reference to a region in a circle, or NULL without an error if it is being freed. Called with
+ * circle_mutex. */
 static PyObject *find(Region *region)
 {
 #ifdef Py_GIL_DISABLED
     PyObject *found = NULL;
 
-    if (region->weak && PyWeakref_GetRef(region->weak, &found) < 0) PyErr_Clear();
+    if (region->weak && PyWeakref_GetRef(region->weak, &found) < 0)
+        PyErr_Clear();
     return found;
 #else
     /* Without references, it tells its weak references that it is being freed. */
@@ -111,8 +118,7 @@ static PyObject *find(Region *region)
 /* address, length: of the region. It does not refer to the region, whose buffer would stay until the garbage collector
    runs. */
 typedef struct {
-    PyObject_HEAD
-    unsigned long long address;
+    PyObject_HEAD unsigned long long address;
     unsigned long long length;
 } Closed;
 
@@ -120,7 +126,8 @@ static PyObject *closed_call(PyObject *self, PyObject *Py_UNUSED(arguments), PyO
 {
     const Closed *closed = (Closed *)self;
 
-    if (require_set_up() < 0) return NULL;
+    if (require_set_up() < 0)
+        return NULL;
     return PyObject_CallFunction(closed_error, "KK", closed->address, closed->length);
 }
 
@@ -195,11 +202,12 @@ static void join(Region *region)
     region->released = 0;
     link_in(&adapter->regions, &region->link);
     /* A removal marks the adapter before its regions. */
-    if (!is_usable(adapter->defunct)) replace((PyObject *)region, &region->defunct, defunct_of(adapter));
+    if (!is_usable(adapter->defunct))
+        replace((PyObject *)region, &region->defunct, defunct_of(adapter));
 }
 
-/* Returns whether the memory is registered now. Nothing was allocated since the adapter was checked, so no finalizer can
-   have closed it. */
+/* Returns whether the memory is registered now. Nothing was allocated since the adapter was checked, so no finalizer
+   can have closed it. */
 static int register_now(Adapter *adapter, Region *region, uint32_t rights)
 {
     const struct ndpy_registrar *registrar = adapter->registrar;
@@ -209,13 +217,15 @@ static int register_now(Adapter *adapter, Region *region, uint32_t rights)
 
     mutex_lock(&circle_mutex);
     may = registrar && !adapter->closing && is_usable(adapter->defunct);
-    if (may) adapter->registering++;
+    if (may)
+        adapter->registering++;
     mutex_unlock(&circle_mutex);
-    if (!may) return 0;
-    Py_BEGIN_ALLOW_THREADS
-    failed = registrar->register_memory(domain, (void *)(uintptr_t)region->address, (size_t)region->length, rights, &made);
-    Py_END_ALLOW_THREADS
-    if (!failed) {
+    if (!may)
+        return 0;
+    Py_BEGIN_ALLOW_THREADS failed =
+        registrar->register_memory(domain, (void *)(uintptr_t)region->address, (size_t)region->length, rights, &made);
+    Py_END_ALLOW_THREADS if (!failed)
+    {
         region->handle = (uintptr_t)made.native;
         region->local_token = made.local_token;
         region->remote_token = made.remote_token;
@@ -233,13 +243,18 @@ static PyObject *register_plainly(Adapter *adapter, PyObject *buffer, PyObject *
     Region *region;
     long right;
 
-    if (!adapter->registrar || Py_TYPE(access) != Py_TYPE(local_write)) return NULL;
+    if (!adapter->registrar || Py_TYPE(access) != Py_TYPE(local_write))
+        return NULL;
     right = PyLong_AsLong(access);
-    if (right == -1 && PyErr_Occurred()) PyErr_Clear();
-    if (right < 0 || right >= PLAIN_RIGHTS) return NULL;
+    if (right == -1 && PyErr_Occurred())
+        PyErr_Clear();
+    if (right < 0 || right >= PLAIN_RIGHTS)
+        return NULL;
     region = prepare(adapter, buffer, access, right);
-    if (!region) return NULL;
-    if (register_now(adapter, region, adapter->rights[right])) return (PyObject *)region;
+    if (!region)
+        return NULL;
+    if (register_now(adapter, region, adapter->rights[right]))
+        return (PyObject *)region;
     Py_DECREF(region);
     return NULL;
 }
@@ -248,14 +263,16 @@ enum { BUFFER, ACCESS, TIMEOUT, ARGUMENTS };
 
 static PyObject *argument_names[ARGUMENTS];
 
-PyDoc_STRVAR(register_doc,
+PyDoc_STRVAR(
+    register_doc,
     "register($self, buffer, access=1, *, timeout_s=None)\n--\n\n"
     "Pin a buffer, and let the adapter use it with these rights.\n\n"
     "The region keeps the buffer in place until it is closed.\n\n"
     "Parameters:\n"
     "    buffer: any object with the buffer protocol, 1 to info.max_registration_size bytes, at any address. Or the\n"
     "        (address, length) of memory that the caller keeps.\n"
-    "    access: see Access; LOCAL_WRITE (1) unless given. If info.capabilities lacks REGION_ACCESS (NetworkDirect version\n"
+    "    access: see Access; LOCAL_WRITE (1) unless given. If info.capabilities lacks REGION_ACCESS (NetworkDirect "
+    "version\n"
     "        1), the adapter enforces no rights. Then ndpy itself refuses to receive or read into a region without\n"
     "        LOCAL_WRITE. Remote rights have no effect then: peers get rights from windows, and every region can have\n"
     "        windows.\n"
@@ -272,16 +289,22 @@ static PyObject *adapter_register(PyObject *self, PyObject *const *arguments, Py
 {
     PyObject *given[ARGUMENTS] = {NULL}, *region = NULL;
 
-    if (sort_arguments("register", arguments, count, keywords, argument_names, TIMEOUT, ARGUMENTS, given) < 0) return NULL;
+    if (sort_arguments("register", arguments, count, keywords, argument_names, TIMEOUT, ARGUMENTS, given) < 0)
+        return NULL;
     if (!given[BUFFER]) {
         PyErr_SetString(PyExc_TypeError, "register() needs a buffer");
         return NULL;
     }
-    if (require_set_up() < 0) return NULL;
-    if (!given[ACCESS]) given[ACCESS] = local_write;
-    if (!given[TIMEOUT]) given[TIMEOUT] = Py_None;
-    if (given[TIMEOUT] == Py_None) region = register_plainly((Adapter *)self, given[BUFFER], given[ACCESS]);
-    if (region || PyErr_Occurred()) return region;
+    if (require_set_up() < 0)
+        return NULL;
+    if (!given[ACCESS])
+        given[ACCESS] = local_write;
+    if (!given[TIMEOUT])
+        given[TIMEOUT] = Py_None;
+    if (given[TIMEOUT] == Py_None)
+        region = register_plainly((Adapter *)self, given[BUFFER], given[ACCESS]);
+    if (region || PyErr_Occurred())
+        return region;
     return PyObject_CallMethod(self, "_register_in_python", "OOO", given[BUFFER], given[ACCESS], given[TIMEOUT]);
 }
 
@@ -296,7 +319,8 @@ static int has_orphans(PyObject *adapter)
 {
     const Orphans *orphans = is_adapter(adapter) ? (Orphans *)((Adapter *)adapter)->orphans : NULL;
 
-    if (!orphans || !PyObject_TypeCheck((PyObject *)orphans, orphans_type) || !orphans->dropped) return 0;
+    if (!orphans || !PyObject_TypeCheck((PyObject *)orphans, orphans_type) || !orphans->dropped)
+        return 0;
     return orphans->is_closing || PyObject_Size(orphans->dropped) != 0;
 }
 
@@ -306,7 +330,8 @@ static RLock *lock_of(Region *region)
     RLock *lock;
 
     BEGIN_SECTION((PyObject *)region)
-    if (!region->lifetime) region->lifetime = rlock_new();
+    if (!region->lifetime)
+        region->lifetime = rlock_new();
     lock = (RLock *)Py_XNewRef(region->lifetime);
     END_SECTION()
     return lock;
@@ -321,7 +346,8 @@ static Closed *closed_new(const Region *region)
 {
     Closed *closed = PyObject_New(Closed, closed_type);
 
-    if (!closed) return NULL;
+    if (!closed)
+        return NULL;
     closed->address = region->address;
     closed->length = region->length;
     return closed;
@@ -337,7 +363,8 @@ static int mark_closed(Region *region, Closed *closed)
     replace((PyObject *)region, &region->defunct, (PyObject *)closed);
     /* A thread that posts looks at `defunct` before it uses the owner's memory. */
     replace((PyObject *)region, &region->owner, NULL);
-    if (!has_orphans(region->adapter)) return 0;
+    if (!has_orphans(region->adapter))
+        return 0;
     /* One of them may have waited for this region. */
     nothing = PyObject_CallMethod(region->adapter, "_wake", NULL);
     Py_XDECREF(nothing);
@@ -352,17 +379,20 @@ static int close_now(Region *region)
     Closed *closed;
     int failed;
 
-    if (region->released) return 1;
-    if (is_adapter(region->adapter)) registrar = ((Adapter *)region->adapter)->registrar;
-    if (!registrar || !region->handle || is_bound(region)) return 0;
+    if (region->released)
+        return 1;
+    if (is_adapter(region->adapter))
+        registrar = ((Adapter *)region->adapter)->registrar;
+    if (!registrar || !region->handle || is_bound(region))
+        return 0;
     closed = closed_new(region);
-    if (!closed) return -1;
+    if (!closed)
+        return -1;
     handle = region->handle;
     region->handle = 0;
-    Py_BEGIN_ALLOW_THREADS
-    failed = registrar->deregister_memory((void *)(uintptr_t)handle);
-    Py_END_ALLOW_THREADS
-    if (failed) {
+    Py_BEGIN_ALLOW_THREADS failed = registrar->deregister_memory((void *)(uintptr_t)handle);
+    Py_END_ALLOW_THREADS if (failed)
+    {
         region->handle = handle;
         Py_DECREF(closed);
         return 0;
@@ -376,24 +406,27 @@ static PyObject *region_close(PyObject *self, PyObject *Py_UNUSED(none))
     RLock *lock;
     int done = -1;
 
-    if (region->released) Py_RETURN_NONE;
+    if (region->released)
+        Py_RETURN_NONE;
     lock = lock_of(region);
-    if (!lock) return NULL;
+    if (!lock)
+        return NULL;
     if (rlock_enter(lock) == 0) {
         done = close_now(region);
         rlock_leave(lock);
     }
     Py_DECREF(lock);
-    if (done < 0) return NULL;
-    if (done) Py_RETURN_NONE;
+    if (done < 0)
+        return NULL;
+    if (done)
+        Py_RETURN_NONE;
     return PyObject_CallMethod(self, "_close_in_python", NULL);
 }
 
-PyDoc_STRVAR(close_doc,
-    "close($self, /)\n--\n\n"
-    "Release it. Harmless when repeated.\n\n"
-    "Raises:\n"
-    "    DeviceBusyError: a window is bound to the region. Nothing has changed.");
+PyDoc_STRVAR(close_doc, "close($self, /)\n--\n\n"
+                        "Release it. Harmless when repeated.\n\n"
+                        "Raises:\n"
+                        "    DeviceBusyError: a window is bound to the region. Nothing has changed.");
 
 /* ---- regions ---- */
 
@@ -407,7 +440,8 @@ static void region_finalize(PyObject *self)
 {
     PyObject *type, *value, *traceback, *nothing;
 
-    if (((Region *)self)->released) return;
+    if (((Region *)self)->released)
+        return;
     PyErr_Fetch(&type, &value, &traceback);
     nothing = PyObject_CallMethod(self, "_on_dropped", NULL);
     if (!nothing) {
@@ -469,7 +503,8 @@ static PyObject *region_serial(PyObject *self, void *Py_UNUSED(closure))
     if (!region->serial) {
         PyObject *number = require_set_up() < 0 ? NULL : PyIter_Next(serial_numbers);
 
-        if (number) region->serial = PyLong_AsUnsignedLongLong(number);
+        if (number)
+            region->serial = PyLong_AsUnsignedLongLong(number);
         Py_XDECREF(number);
     }
     serial = region->serial;
@@ -484,7 +519,8 @@ static PyObject *region_bindings(PyObject *self, void *Py_UNUSED(closure))
     PyObject *bindings;
 
     BEGIN_SECTION(self)
-    if (!region->bindings) region->bindings = PySet_New(NULL);
+    if (!region->bindings)
+        region->bindings = PySet_New(NULL);
     bindings = Py_XNewRef(region->bindings);
     END_SECTION()
     return bindings;
@@ -529,7 +565,8 @@ static PyObject *region_mark_closed(PyObject *self, PyObject *Py_UNUSED(none))
     Region *region = (Region *)self;
     Closed *closed = closed_new(region);
 
-    if (!closed || mark_closed(region, closed) < 0) return NULL;
+    if (!closed || mark_closed(region, closed) < 0)
+        return NULL;
     Py_RETURN_NONE;
 }
 
@@ -537,7 +574,7 @@ static PyMemberDef region_members[] = {
     {"_adapter", T_OBJECT, offsetof(Region, adapter), 0, NULL},
     {"_defunct", T_OBJECT, offsetof(Region, defunct), 0, NULL},
     {"_owner", T_OBJECT, offsetof(Region, owner), 0,
-        "An export of the buffer, or None. It keeps the memory in place until the region is closed."},
+     "An export of the buffer, or None. It keeps the memory in place until the region is closed."},
     {"_handle", T_ULONGLONG, offsetof(Region, handle), 0, "The address of the provider's object, or 0."},
     {"buffer", T_OBJECT, offsetof(Region, buffer), 0, NULL},
     {"address", T_ULONGLONG, offsetof(Region, address), 0, NULL},
@@ -579,7 +616,7 @@ static PyType_Slot region_slots[] = {
 };
 
 static PyType_Spec region_spec = {"ndpy._core.MemoryRegion", sizeof(Region), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, region_slots};
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, region_slots};
 
 /* ---- adapters ---- */
 
@@ -587,7 +624,8 @@ static PyObject *adapter_new(PyTypeObject *type, PyObject *Py_UNUSED(arguments),
 {
     Adapter *adapter = (Adapter *)PyType_GenericAlloc(type, 0);
 
-    if (adapter) adapter->regions.next = adapter->regions.previous = &adapter->regions;
+    if (adapter)
+        adapter->regions.next = adapter->regions.previous = &adapter->regions;
     return (PyObject *)adapter;
 }
 
@@ -614,14 +652,16 @@ static void adapter_dealloc(PyObject *self)
     PyObject_GC_UnTrack(self);
     adapter_clear(self);
     Py_CLEAR(adapter->region_class);
-    while (adapter->regions.next != &adapter->regions) link_out(adapter->regions.next);
+    while (adapter->regions.next != &adapter->regions)
+        link_out(adapter->regions.next);
     free_object(self);
 }
 
 PyDoc_STRVAR(attach_registrar_doc,
-    "_attach_registrar($self, registrar, domain, rights, longest, region_class, /)\n--\n\n"
-    "Let register() work without Python. registrar, domain: addresses; see struct ndpy_registrar. rights: the provider's rights for each\n"
-    "plain Access, which is the index. longest: the most bytes that it registers.");
+             "_attach_registrar($self, registrar, domain, rights, longest, region_class, /)\n--\n\n"
+             "Let register() work without Python. registrar, domain: addresses; see struct ndpy_registrar. rights: the "
+             "provider's rights for each\n"
+             "plain Access, which is the index. longest: the most bytes that it registers.");
 
 static PyObject *adapter_attach_registrar(PyObject *self, PyObject *arguments)
 {
@@ -630,7 +670,7 @@ static PyObject *adapter_attach_registrar(PyObject *self, PyObject *arguments)
     PyObject *rights, *region_class;
 
     if (!PyArg_ParseTuple(arguments, "KKO!KO!", &registrar, &domain, &PyTuple_Type, &rights, &longest, &PyType_Type,
-            &region_class))
+                          &region_class))
         return NULL;
     if (PyTuple_Size(rights) != PLAIN_RIGHTS || !PyType_IsSubtype((PyTypeObject *)region_class, region_type)) {
         PyErr_Format(PyExc_TypeError, "a registrar needs %d rights and a class of regions", PLAIN_RIGHTS);
@@ -639,7 +679,8 @@ static PyObject *adapter_attach_registrar(PyObject *self, PyObject *arguments)
     for (int right = 0; right < PLAIN_RIGHTS; right++) {
         unsigned long native = PyLong_AsUnsignedLong(PyTuple_GetItem(rights, right));
 
-        if (native == (unsigned long)-1 && PyErr_Occurred()) return NULL;
+        if (native == (unsigned long)-1 && PyErr_Occurred())
+            return NULL;
         adapter->rights[right] = (uint32_t)native;
     }
     set(&adapter->region_class, Py_NewRef(region_class));
@@ -660,26 +701,30 @@ static PyObject *adapter_has_regions(PyObject *self, void *Py_UNUSED(closure))
     return PyBool_FromLong(has_regions);
 }
 
-PyDoc_STRVAR(open_regions_doc, "_open_regions($self, /)\n--\n\nThose that are open. Other threads do not change this list.");
+PyDoc_STRVAR(open_regions_doc,
+             "_open_regions($self, /)\n--\n\nThose that are open. Other threads do not change this list.");
 
 static PyObject *adapter_open_regions(PyObject *self, PyObject *Py_UNUSED(none))
 {
     const struct link *first = &((Adapter *)self)->regions;
     PyObject *list = PyList_New(0), *unlisted = NULL;
 
-    if (!list) return NULL;
+    if (!list)
+        return NULL;
     mutex_lock(&circle_mutex);
     for (const struct link *link = first->next; link != first && !unlisted; link = link->next) {
         PyObject *region = find((Region *)((char *)(uintptr_t)link - offsetof(Region, link)));
 
-        if (!region) continue;
+        if (!region)
+            continue;
         if (PyList_Append(list, region) < 0)
             unlisted = region;
         else
             Py_DECREF(region);
     }
     mutex_unlock(&circle_mutex);
-    if (!unlisted) return list;
+    if (!unlisted)
+        return list;
     Py_DECREF(unlisted);
     Py_DECREF(list);
     return NULL;
@@ -717,20 +762,21 @@ static PyType_Slot adapter_slots[] = {
 };
 
 static PyType_Spec adapter_spec = {"ndpy._core.Adapter", sizeof(Adapter), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, adapter_slots};
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, adapter_slots};
 
 /* ---- the module ---- */
 
-PyDoc_STRVAR(set_up_regions_doc,
-    "set_up_regions($module, local_write, serial_numbers, closed_error, /)\n--\n\n"
-    "Give Access.LOCAL_WRITE, the serial numbers of objects, and what makes the exception for a closed region from its\n"
-    "address and length.");
+PyDoc_STRVAR(set_up_regions_doc, "set_up_regions($module, local_write, serial_numbers, closed_error, /)\n--\n\n"
+                                 "Give Access.LOCAL_WRITE, the serial numbers of objects, and what makes the exception "
+                                 "for a closed region from its\n"
+                                 "address and length.");
 
 static PyObject *set_up_regions(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
     PyObject *access, *numbers, *error;
 
-    if (!PyArg_ParseTuple(arguments, "OOO", &access, &numbers, &error)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "OOO", &access, &numbers, &error))
+        return NULL;
     set(&local_write, Py_NewRef(access));
     set(&serial_numbers, Py_NewRef(numbers));
     set(&closed_error, Py_NewRef(error));
@@ -748,9 +794,11 @@ int add_regions(PyObject *module)
 
     for (int which = 0; which < ARGUMENTS; which++) {
         argument_names[which] = interned(names[which]);
-        if (!argument_names[which]) return -1;
+        if (!argument_names[which])
+            return -1;
     }
-    if (PyModule_AddFunctions(module, functions) < 0) return -1;
+    if (PyModule_AddFunctions(module, functions) < 0)
+        return -1;
     region_type = add_type(module, &region_spec);
     adapter_type = add_type(module, &adapter_spec);
     closed_type = (PyTypeObject *)PyType_FromSpec(&closed_spec);

@@ -1,5 +1,5 @@
-/* What closing an object touches beside the object and its lock: its adapter, and the adapter's list of dropped objects.
- * The classes of ndpy/resource.py and ndpy/adapter.py extend these types.
+/* What closing an object touches beside the object and its lock: its adapter, and the adapter's list of dropped
+ * objects. The classes of ndpy/resource.py and ndpy/adapter.py extend these types.
  */
 
 #include "core.h"
@@ -50,13 +50,13 @@ static PyType_Slot orphans_slots[] = {
 };
 
 static PyType_Spec orphans_spec = {"ndpy._core.Orphans", sizeof(Orphans), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, orphans_slots};
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, orphans_slots};
 
 /* ---- the interpreter's end ---- */
 
-PyDoc_STRVAR(keep_for_ever_doc,
-    "keep_for_ever($module, object, /)\n--\n\n"
-    "Never free an object. For memory that is registered when the interpreter ends: the adapter may use it until the process has gone.");
+PyDoc_STRVAR(keep_for_ever_doc, "keep_for_ever($module, object, /)\n--\n\n"
+                                "Never free an object. For memory that is registered when the interpreter ends: the "
+                                "adapter may use it until the process has gone.");
 
 static PyObject *keep_for_ever(PyObject *Py_UNUSED(module), PyObject *object)
 {
@@ -73,7 +73,8 @@ static PyMethodDef functions[] = {
 
 int add_resources(PyObject *module)
 {
-    if (PyModule_AddFunctions(module, functions) < 0) return -1;
+    if (PyModule_AddFunctions(module, functions) < 0)
+        return -1;
     orphans_type = add_type(module, &orphans_spec);
     return orphans_type ? 0 : -1;
 }

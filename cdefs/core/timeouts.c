@@ -14,7 +14,8 @@ static int read_huge(PyObject *value, double *seconds)
     int is_positive = zero ? PyObject_RichCompareBool(value, zero, Py_GT) : -1;
 
     Py_XDECREF(zero);
-    if (is_positive < 0) return -1;
+    if (is_positive < 0)
+        return -1;
     *seconds = is_positive ? INFINITY : 0;
     return 0;
 }
@@ -29,7 +30,8 @@ int read_seconds(PyObject *value, const char *name, double *seconds)
         return -1;
     }
     if (PyErr_Occurred()) {
-        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return -1;
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+            return -1;
         PyErr_Clear();
         return read_huge(value, seconds);
     }
@@ -42,14 +44,14 @@ int read_seconds(PyObject *value, const char *name, double *seconds)
 }
 
 PyDoc_STRVAR(seconds_doc,
-    "seconds($module, value, name, /)\n--\n\n"
-    "Read how long something lasts.\n\n"
-    "Parameters:\n"
-    "    value: any real number. A negative one is 0. One that is greater than 10**9 is infinite.\n"
-    "    name: of the parameter, for the error.\n"
-    "Raises:\n"
-    "    TypeError: it is no number, or a bool.\n"
-    "    ValueError: it is nan.");
+             "seconds($module, value, name, /)\n--\n\n"
+             "Read how long something lasts.\n\n"
+             "Parameters:\n"
+             "    value: any real number. A negative one is 0. One that is greater than 10**9 is infinite.\n"
+             "    name: of the parameter, for the error.\n"
+             "Raises:\n"
+             "    TypeError: it is no number, or a bool.\n"
+             "    ValueError: it is nan.");
 
 static PyObject *seconds_of(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
@@ -57,13 +59,14 @@ static PyObject *seconds_of(PyObject *Py_UNUSED(module), PyObject *arguments)
     const char *name;
     double seconds;
 
-    if (!PyArg_ParseTuple(arguments, "Os:seconds", &value, &name) || read_seconds(value, name, &seconds) < 0) return NULL;
+    if (!PyArg_ParseTuple(arguments, "Os:seconds", &value, &name) || read_seconds(value, name, &seconds) < 0)
+        return NULL;
     return PyFloat_FromDouble(seconds);
 }
 
-PyDoc_STRVAR(timeout_doc,
-    "timeout($module, value, name='timeout_s', /)\n--\n\n"
-    "Read how long a call may wait, as seconds() does. None stands for ever, and so does an infinite time: then this returns None.");
+PyDoc_STRVAR(timeout_doc, "timeout($module, value, name='timeout_s', /)\n--\n\n"
+                          "Read how long a call may wait, as seconds() does. None stands for ever, and so does an "
+                          "infinite time: then this returns None.");
 
 static PyObject *timeout_of(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
@@ -71,9 +74,12 @@ static PyObject *timeout_of(PyObject *Py_UNUSED(module), PyObject *arguments)
     const char *name = "timeout_s";
     double seconds = INFINITY;
 
-    if (!PyArg_ParseTuple(arguments, "O|s:timeout", &value, &name)) return NULL;
-    if (value != Py_None && read_seconds(value, name, &seconds) < 0) return NULL;
-    if (isinf(seconds)) Py_RETURN_NONE;
+    if (!PyArg_ParseTuple(arguments, "O|s:timeout", &value, &name))
+        return NULL;
+    if (value != Py_None && read_seconds(value, name, &seconds) < 0)
+        return NULL;
+    if (isinf(seconds))
+        Py_RETURN_NONE;
     return PyFloat_FromDouble(seconds);
 }
 

@@ -8,18 +8,18 @@ _Static_assert((int)ND_OP_FLAG_READ_FENCE == (int)NDPY_READ_FENCE, "flags");
 _Static_assert((int)ND_OP_FLAG_SEND_AND_SOLICIT_EVENT == (int)NDPY_SOLICITED, "flags");
 _Static_assert((int)ND_OP_FLAG_INLINE == (int)NDPY_INLINE, "flags");
 
-#define ND_BUFFER_OVERFLOW 0x80000005u
-#define ND_NO_MORE_ENTRIES 0x8000001Au
-#define ND_ACCESS_VIOLATION 0xC0000005u
+#define ND_BUFFER_OVERFLOW        0x80000005u
+#define ND_NO_MORE_ENTRIES        0x8000001Au
+#define ND_ACCESS_VIOLATION       0xC0000005u
 #define ND_INVALID_DEVICE_REQUEST 0xC0000010u
-#define ND_DATA_OVERRUN 0xC000003Cu
-#define ND_DATA_ERROR 0xC000003Eu
+#define ND_DATA_OVERRUN           0xC000003Cu
+#define ND_DATA_ERROR             0xC000003Eu
 #define ND_INSUFFICIENT_RESOURCES 0xC000009Au
-#define ND_IO_TIMEOUT 0xC00000B5u
-#define ND_INTERNAL_ERROR 0xC00000E5u
-#define ND_CANCELED 0xC0000120u
-#define ND_REMOTE_ERROR 0xC000013Du
-#define ND_CONNECTION_INVALID 0xC000023Au
+#define ND_IO_TIMEOUT             0xC00000B5u
+#define ND_INTERNAL_ERROR         0xC00000E5u
+#define ND_CANCELED               0xC0000120u
+#define ND_REMOTE_ERROR           0xC000013Du
+#define ND_CONNECTION_INVALID     0xC000023Au
 
 /* Translate a provider's refusal to enum ndpy_refusal, if that has the same reason. */
 static inline int refusal(int32_t status)

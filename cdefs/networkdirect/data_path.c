@@ -37,8 +37,8 @@ static void *version2_elements(void *out, const struct ndpy_element *elements, u
     return sge;
 }
 
-static void version2_data_request(
-    void *request, uint32_t operation, void *elements, uint32_t count, const struct ndpy_remote *remote)
+static void version2_data_request(void *request, uint32_t operation, void *elements, uint32_t count,
+                                  const struct ndpy_remote *remote)
 {
     struct version2_request *out = request;
 
@@ -63,14 +63,14 @@ static int version2_native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *sl
         return refusal(IND2QueuePair_Send(native, slot, sge, request->count, flags));
     case NDPY_READ:
         return refusal(IND2QueuePair_Read(native, slot, sge, request->count, request->remote_address,
-            request->remote_token, flags));
+                                          request->remote_token, flags));
     case NDPY_WRITE:
         return refusal(IND2QueuePair_Write(native, slot, sge, request->count, request->remote_address,
-            request->remote_token, flags));
+                                           request->remote_token, flags));
     case NDPY_BIND:
         return refusal(IND2QueuePair_Bind(native, slot, request->bind.region, request->bind.window,
-            (const void *)(uintptr_t)request->bind.address, (size_t)request->bind.length,
-            flags | request->bind.access));
+                                          (const void *)(uintptr_t)request->bind.address, (size_t)request->bind.length,
+                                          flags | request->bind.access));
     default:
         return refusal(IND2QueuePair_Invalidate(native, slot, request->bind.window, flags));
     }
@@ -81,8 +81,8 @@ static int version2_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, 
     return refusal(IND2QueuePair_Receive(qp->native, slot, elements, count));
 }
 
-static int version2_receive_shared(
-    struct ndpy_shared_queue *queue, struct ndpy_slot *slot, void *elements, uint32_t count)
+static int version2_receive_shared(struct ndpy_shared_queue *queue, struct ndpy_slot *slot, void *elements,
+                                   uint32_t count)
 {
     return refusal(IND2SharedReceiveQueue_Receive(queue->native, slot, elements, count));
 }
@@ -158,7 +158,7 @@ APART void version2_translate_other(const void *result, struct ndpy_slot *slot, 
 }
 
 int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
-    const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
+              const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
 {
     struct version2_request request;
 
@@ -166,7 +166,7 @@ int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, ui
 }
 
 int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot, uint64_t context,
-    const struct ndpy_element *elements, uint32_t count)
+                     const struct ndpy_element *elements, uint32_t count)
 {
     return post_shared(&version2, queue, slot, context, elements, count);
 }
@@ -179,7 +179,7 @@ int ndpy_post_marker(struct ndpy_queue_pair *qp)
 }
 
 int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *window,
-    unsigned char *descriptor, uint64_t address, uint64_t length, uint32_t access)
+                   unsigned char *descriptor, uint64_t address, uint64_t length, uint32_t access)
 {
     struct version2_request request = {.bind = {region, window, descriptor, address, length, access}};
 
@@ -200,8 +200,8 @@ int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uin
     return poll_results(&version2, cq, out, count, results);
 }
 
-static int version2_poll_array(struct ndpy_completion_queue *cq, void *results, struct ndpy_completion *out, uint32_t count,
-    struct ndpy_untouched *untouched)
+static int version2_poll_array(struct ndpy_completion_queue *cq, void *results, struct ndpy_completion *out,
+                               uint32_t count, struct ndpy_untouched *untouched)
 {
     struct ndpy_ring *ring;
     uint32_t number;
@@ -226,8 +226,8 @@ static int version2_poll_array(struct ndpy_completion_queue *cq, void *results, 
     return got;
 }
 
-static void version2_read_results(
-    const void *results, const struct ndpy_untouched *untouched, struct ndpy_completion *out)
+static void version2_read_results(const void *results, const struct ndpy_untouched *untouched,
+                                  struct ndpy_completion *out)
 {
     const struct nd2_result *found = results;
 
@@ -249,7 +249,7 @@ int ndpy_drain(struct ndpy_completion_queue *cq)
 }
 
 static int version2_spin(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
-    const volatile int *stop, uint64_t nanoseconds)
+                         const volatile int *stop, uint64_t nanoseconds)
 {
     return spin(ndpy_poll, native_time_ns, cq, out, count, stop, nanoseconds);
 }

@@ -65,7 +65,8 @@ uint32_t ndpy_provider_path(const unsigned char *provider_id, wchar_t *path, uin
     return expanded > size ? ERROR_INSUFFICIENT_BUFFER : 0;
 }
 
-uint32_t ndpy_install_provider(const unsigned char *provider_id, const wchar_t *path, const struct nd_protocol *protocol)
+uint32_t ndpy_install_provider(const unsigned char *provider_id, const wchar_t *path,
+                               const struct nd_protocol *protocol)
 {
     WSAPROTOCOL_INFOW entry;
     INT error = 0;
@@ -80,7 +81,8 @@ uint32_t ndpy_install_provider(const unsigned char *provider_id, const wchar_t *
     entry.iVersion = protocol->version;
     entry.iAddressFamily = protocol->address_family;
     entry.iMaxSockAddr = sizeof(struct sockaddr_storage);
-    entry.iMinSockAddr = protocol->address_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    entry.iMinSockAddr =
+        protocol->address_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
     entry.iSocketType = protocol->socket_type;
     entry.iProtocol = protocol->protocol;
     entry.iProtocolMaxOffset = protocol->protocol_max_offset;
@@ -129,7 +131,8 @@ fail:
     return NULL;
 }
 
-int32_t ndpy_get_class_object(struct ndpy_library *library, const unsigned char *class_id, const void *iid, void **object)
+int32_t ndpy_get_class_object(struct ndpy_library *library, const unsigned char *class_id, const void *iid,
+                              void **object)
 {
     return library->get_class_object(class_id, iid, object);
 }

@@ -101,7 +101,8 @@ static int pass_on(struct ndpy_request *request, void *from)
 
     AcquireSRWLockShared(&forwarding);
     if (request->forward && request->forward != from)
-        passed = PostQueuedCompletionStatus(request->forward, 0, (ULONG_PTR)request->key, (OVERLAPPED *)&request->overlapped);
+        passed = PostQueuedCompletionStatus(request->forward, 0, (ULONG_PTR)request->key,
+                                            (OVERLAPPED *)&request->overlapped);
     ReleaseSRWLockShared(&forwarding);
     return passed;
 }

@@ -7,13 +7,15 @@ int ndpy_protocols(struct nd_protocol *out, int count);
 /* Writes the path of a catalogue entry's DLL to a buffer of `size` characters. Expands environment variables. */
 uint32_t ndpy_provider_path(const unsigned char *provider_id, wchar_t *path, uint32_t size);
 /* Adds or removes a catalogue entry. Only administrators may. Source: WSCInstallProvider, WSCDeinstallProvider. */
-uint32_t ndpy_install_provider(const unsigned char *provider_id, const wchar_t *path, const struct nd_protocol *protocol);
+uint32_t ndpy_install_provider(const unsigned char *provider_id, const wchar_t *path,
+                               const struct nd_protocol *protocol);
 uint32_t ndpy_deinstall_provider(const unsigned char *provider_id);
 
 /* Loads a provider's DLL. Returns NULL on failure. Then *error has the reason. If *error is 0, the DLL lacks the
    export that *missing names. */
 struct ndpy_library *ndpy_load_provider(const wchar_t *path, uint32_t *error, const char **missing);
-int32_t ndpy_get_class_object(struct ndpy_library *library, const unsigned char *class_id, const void *iid, void **object);
+int32_t ndpy_get_class_object(struct ndpy_library *library, const unsigned char *class_id, const void *iid,
+                              void **object);
 /* Returns the result of DllCanUnloadNow. S_OK is 0. */
 int32_t ndpy_can_unload(struct ndpy_library *library);
 void ndpy_unload_provider(struct ndpy_library *library);
@@ -52,7 +54,7 @@ void ndpy_request_forward(struct ndpy_request *request, void *port);
 
 struct ndpy_packet {
     uint64_t key;
-    struct ndpy_request *request;   /* NULL: posted by ndpy_post_packet */
+    struct ndpy_request *request; /* NULL: posted by ndpy_post_packet */
 };
 /* Takes up to `count` packets of a port, waiting up to timeout_ms (0xFFFFFFFF: for ever). Passes a packet that has a
    `forward` on to that port, and goes on waiting. Returns the number of packets, 0 after the timeout, or minus an
@@ -63,7 +65,7 @@ int32_t ndpy_post_packet(void *port, uint64_t key);
 /* The data path for windows. access: ND_OP_FLAG_ALLOW_READ and ND_OP_FLAG_ALLOW_WRITE.
    descriptor: version 1 writes the window's descriptor there; NULL in version 2. */
 int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *window,
-    unsigned char *descriptor, uint64_t address, uint64_t length, uint32_t access);
+                   unsigned char *descriptor, uint64_t address, uint64_t length, uint32_t access);
 int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *window);
 
 /* Remote tokens as numbers, which to_bytes() puts into network order. */

@@ -1,6 +1,6 @@
 /* The Win32 and Winsock calls that ndpy makes, in cffi's words. BOOL is int32_t, DWORD uint32_t, HANDLE void *. */
 
-struct nd_overlapped_entry {    /* OVERLAPPED_ENTRY */
+struct nd_overlapped_entry { /* OVERLAPPED_ENTRY */
     uintptr_t key;
     struct nd_overlapped *overlapped;
     uintptr_t internal;

@@ -1,9 +1,9 @@
 /* rdma_connect() in a thread that can be made to give up.
 
-   Some drivers open the TCP connection inside the call. If the peer is silent, that takes until TCP gives up, and nobody
-   can destroy the queue pair before. The call is a write() to the connection manager's file, in which a signal ends the
-   wait. pthread_cancel() sends a signal that belongs to the C library, so no handler of the program is involved. It ends
-   the thread as well. Therefore this thread runs no Python. */
+   Some drivers open the TCP connection inside the call. If the peer is silent, that takes until TCP gives up, and
+   nobody can destroy the queue pair before. The call is a write() to the connection manager's file, in which a signal
+   ends the wait. pthread_cancel() sends a signal that belongs to the C library, so no handler of the program is
+   involved. It ends the thread as well. Therefore this thread runs no Python. */
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,7 +16,7 @@
 struct ndpy_connecting {
     struct rdma_cm_id *id;
     struct rdma_conn_param *parameters;
-    sem_t news;                     /* the call has returned, or shall give up */
+    sem_t news; /* the call has returned, or shall give up */
     atomic_int given_up;
     int error;
 };

@@ -83,8 +83,8 @@ APART void special_request(struct ibv_send_wr *wr, uint32_t operation, const str
     }
 }
 
-HOT void native_data_request(
-    void *request, uint32_t operation, void *elements, uint32_t count, const struct ndpy_remote *remote)
+HOT void native_data_request(void *request, uint32_t operation, void *elements, uint32_t count,
+                             const struct ndpy_remote *remote)
 {
     struct native_request *out = request;
 
@@ -165,8 +165,8 @@ HOT int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void 
     return error ? post_error(error) : 0;
 }
 
-static int native_receive_shared(
-    struct ndpy_shared_queue *queue, struct ndpy_slot *slot, void *elements, uint32_t count)
+static int native_receive_shared(struct ndpy_shared_queue *queue, struct ndpy_slot *slot, void *elements,
+                                 uint32_t count)
 {
     struct ibv_recv_wr wr = {.wr_id = (uintptr_t)slot, .sg_list = elements, .num_sge = (int)count}, *bad;
     int error = ibv_post_srq_recv(queue->native, &wr, &bad);
@@ -315,7 +315,8 @@ static void translate_other(const void *result, struct ndpy_slot *slot, struct n
 /* extended.c: ndpy_drain() of an extended completion queue. */
 static int drain_extended(struct ndpy_completion_queue *cq);
 
-/* The functions at the end of struct ibv_qp_ex that the headers may lack. A library that lacks one makes no queue pair for it. */
+/* The functions at the end of struct ibv_qp_ex that the headers may lack. A library that lacks one makes no queue pair
+ * for it. */
 struct newer_functions {
     void (*atomic_write)(struct ibv_qp_ex *qp, uint32_t token, uint64_t address, const void *value);
     void (*flush)(struct ibv_qp_ex *qp, uint32_t token, uint64_t address, size_t length, uint8_t kinds, uint8_t level);
@@ -344,7 +345,7 @@ static int extended_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, voi
         newer->atomic_write(native, wr->wr.atomic.rkey, wr->wr.atomic.remote_addr, &wr->wr.atomic.compare_add);
     else
         newer->flush(native, wr->wr.atomic.rkey, wr->wr.atomic.remote_addr, wr->wr.atomic.swap,
-            (uint8_t)wr->wr.atomic.compare_add, wr->imm_data ? LEVEL_REGION : LEVEL_RANGE);
+                     (uint8_t)wr->wr.atomic.compare_add, wr->imm_data ? LEVEL_REGION : LEVEL_RANGE);
     error = ibv_wr_complete(native);
     return error ? post_error(error) : 0;
 }
@@ -387,7 +388,7 @@ APART void translate_other(const void *result, struct ndpy_slot *slot, struct nd
 }
 
 int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
-    const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
+              const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
 {
     struct native_request request;
 
@@ -395,7 +396,7 @@ int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, ui
 }
 
 int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot, uint64_t context,
-    const struct ndpy_element *elements, uint32_t count)
+                     const struct ndpy_element *elements, uint32_t count)
 {
     return post_shared(&verbs, queue, slot, context, elements, count);
 }
@@ -408,7 +409,7 @@ int ndpy_post_marker(struct ndpy_queue_pair *qp)
 }
 
 int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, struct ibv_mw *window,
-    struct ibv_mr *region, uint64_t address, uint64_t length, uint32_t access, uint32_t token)
+                   struct ibv_mr *region, uint64_t address, uint64_t length, uint32_t access, uint32_t token)
 {
     struct native_request request;
 
@@ -448,7 +449,8 @@ static int post_bind_of_type_1(struct ndpy_queue_pair *qp, struct ndpy_slot *slo
 }
 
 int ndpy_post_bind_of_type_1(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, struct ibv_mw *window,
-    struct ibv_mr *region, uint64_t address, uint64_t length, uint32_t access, uint32_t operation)
+                             struct ibv_mr *region, uint64_t address, uint64_t length, uint32_t access,
+                             uint32_t operation)
 {
     static const struct native of_type_1 = {.post = post_bind_of_type_1, .no_memory = ENOMEM};
     struct native_request request;

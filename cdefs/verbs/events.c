@@ -51,14 +51,14 @@ int ndpy_register(struct ibv_pd *pd, void *address, size_t length, int access, s
 }
 
 int ndpy_register_at(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, int access,
-    struct ndpy_registration *out)
+                     struct ndpy_registration *out)
 {
     out->region = (uintptr_t)ibv_reg_mr_iova2(pd, address, length, iova, (unsigned int)access);
     return out->region ? 0 : errno ? errno : EIO;
 }
 
 int ndpy_register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
-    struct ndpy_registration *out)
+                         struct ndpy_registration *out)
 {
     out->region = (uintptr_t)ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access);
     return out->region ? 0 : errno ? errno : EIO;
@@ -78,8 +78,9 @@ int ndpy_prefetch(struct ibv_mr *region, uint64_t address, uint64_t length, int 
     while (length) {
         uint32_t part = length < LONGEST_ADVICE ? (uint32_t)length : LONGEST_ADVICE;
         struct ibv_sge sge = {address, part, region->lkey};
-        int error = ibv_advise_mr(region->pd, write ? IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE : IBV_ADVISE_MR_ADVICE_PREFETCH,
-            IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1);
+        int error =
+            ibv_advise_mr(region->pd, write ? IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE : IBV_ADVISE_MR_ADVICE_PREFETCH,
+                          IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1);
 
         if (error)
             return error > 0 ? error : errno;
@@ -116,7 +117,8 @@ const struct ndpy_registrar *ndpy_registrar(void)
     return &registrar;
 }
 
-/* As ibv_query_device_ex(), which is inline. It may call a function of the library, but nothing here links to the library. */
+/* As ibv_query_device_ex(), which is inline. It may call a function of the library, but nothing here links to the
+ * library. */
 static int query_extended(struct ibv_context *context, struct ibv_device_attr_ex *out)
 {
     struct verbs_context *extended = verbs_get_ctx_op(context, query_device_ex);
@@ -165,7 +167,7 @@ int ndpy_copy_from_device(void *to, struct ibv_dm *memory, uint64_t offset, size
 }
 
 int ndpy_register_device_memory(struct ibv_pd *pd, struct ibv_dm *memory, uint64_t offset, size_t length, int access,
-    struct ndpy_registration *out)
+                                struct ndpy_registration *out)
 {
     out->region = (uintptr_t)ibv_reg_dm_mr(pd, memory, offset, length, (unsigned int)access | IBV_ACCESS_ZERO_BASED);
     return out->region ? 0 : errno ? errno : EIO;

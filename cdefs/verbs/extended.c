@@ -1,16 +1,16 @@
 /* What is created by verbs' extended calls.
 
-   Extended completion queues, by ibv_create_cq_ex(3), are polled entry by entry. Their completions bring details. A plain queue has
-   nothing to do with this file, and its polls cost no more because of it.
+   Extended completion queues, by ibv_create_cq_ex(3), are polled entry by entry. Their completions bring details. A
+   plain queue has nothing to do with this file, and its polls cost no more because of it.
 
-   Queue pairs for operations that ibv_post_send(3) does not have are created by ibv_create_qp_ex(3). All other requests are posted
-   to them as to any queue pair. */
+   Queue pairs for operations that ibv_post_send(3) does not have are created by ibv_create_qp_ex(3). All other requests
+   are posted to them as to any queue pair. */
 
 #include <fcntl.h>
 #include <time.h>
 
 struct ibv_cq *ndpy_create_extended_queue(struct ibv_context *context, uint32_t depth, void *own,
-    struct ibv_comp_channel *channel, uint32_t details, int single_threaded)
+                                          struct ibv_comp_channel *channel, uint32_t details, int single_threaded)
 {
     struct ibv_cq_init_attr_ex request = {
         .cqe = depth,
@@ -151,7 +151,7 @@ static int drain_extended(struct ndpy_completion_queue *cq)
 }
 
 static int spin_extended(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
-    const volatile int *stop, uint64_t nanoseconds)
+                         const volatile int *stop, uint64_t nanoseconds)
 {
     return spin(poll_extended, native_time_ns, cq, out, count, stop, nanoseconds);
 }
@@ -196,7 +196,8 @@ struct ibv_qp *ndpy_create_queue_pair(struct ibv_pd *pd, const struct ibv_qp_ini
 
 /* ---- XRC ---- */
 
-/* The functions that make something also return NULL, with errno. verbs_get_ctx_op() gives NULL if the library is too old. */
+/* The functions that make something also return NULL, with errno. verbs_get_ctx_op() gives NULL if the library is too
+ * old. */
 static void *not_supported(void)
 {
     errno = EOPNOTSUPP;
@@ -218,7 +219,7 @@ int ndpy_close_xrc_domain(struct ibv_xrcd *domain)
 }
 
 struct ibv_srq *ndpy_create_xrc_queue(struct ibv_pd *pd, struct ibv_xrcd *domain, struct ibv_cq *cq,
-    const struct ibv_srq_init_attr *plain, uint32_t *number)
+                                      const struct ibv_srq_init_attr *plain, uint32_t *number)
 {
     struct verbs_context *extended = verbs_get_ctx_op(pd->context, create_srq_ex);
     struct ibv_srq_init_attr_ex request = {
@@ -250,9 +251,9 @@ struct ibv_qp *ndpy_create_xrc_receiver(struct ibv_context *context, struct ibv_
 }
 
 /* Bits of device_cap_flags_ex, and of IBV_QP_EX_WITH_…, which the headers may lack. */
-#define CAN_FLUSH_GLOBALLY (1ull << 38)
+#define CAN_FLUSH_GLOBALLY     (1ull << 38)
 #define CAN_FLUSH_PERSISTENTLY (1ull << 39)
-#define CAN_WRITE_ATOMICALLY (1ull << 40)
+#define CAN_WRITE_ATOMICALLY   (1ull << 40)
 
 uint32_t ndpy_newer_operations(struct ibv_context *context)
 {
@@ -260,8 +261,8 @@ uint32_t ndpy_newer_operations(struct ibv_context *context)
     uint64_t flags = query_extended(context, &attributes) ? 0 : attributes.device_cap_flags_ex;
 
     return (flags & CAN_WRITE_ATOMICALLY ? NDPY_CAN_WRITE_ATOMICALLY : 0) |
-        (flags & CAN_FLUSH_GLOBALLY ? NDPY_CAN_FLUSH_GLOBALLY : 0) |
-        (flags & CAN_FLUSH_PERSISTENTLY ? NDPY_CAN_FLUSH_PERSISTENTLY : 0);
+           (flags & CAN_FLUSH_GLOBALLY ? NDPY_CAN_FLUSH_GLOBALLY : 0) |
+           (flags & CAN_FLUSH_PERSISTENTLY ? NDPY_CAN_FLUSH_PERSISTENTLY : 0);
 }
 
 int ndpy_query_clock(struct ibv_context *context, struct ndpy_clock *out)

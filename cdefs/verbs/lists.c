@@ -1,5 +1,5 @@
-/* What only verbs has: lists of requests that one call posts, arrays of completions that nobody looks at one by one, and sleeping on
-   a completion channel. */
+/* What only verbs has: lists of requests that one call posts, arrays of completions that nobody looks at one by one,
+   and sleeping on a completion channel. */
 
 _Static_assert(sizeof(struct ibv_sge) <= NATIVE_ELEMENT_SIZE, "an element fits");
 
@@ -40,7 +40,7 @@ static void list_free(struct ndpy_list *list)
 
 /* Whether one queue pair can post a request. Returns 0, or a refusal. */
 static int check_request(const struct ndpy_queue_pair *qp, const struct ndpy_list_request *request,
-    const struct ndpy_element *elements, uint64_t *nbytes)
+                         const struct ndpy_element *elements, uint64_t *nbytes)
 {
     int receives = request->operation == NDPY_RECEIVE;
     uint32_t most = receives ? qp->max_receive_sge : qp->max_initiator_sge;
@@ -71,7 +71,7 @@ static int check_request(const struct ndpy_queue_pair *qp, const struct ndpy_lis
 }
 
 static void make_send(struct ibv_send_wr *wr, const struct ndpy_queue_pair *qp, struct ndpy_slot *slot,
-    const struct ndpy_list_request *request, struct ibv_sge *elements, int signaled)
+                      const struct ndpy_list_request *request, struct ibv_sge *elements, int signaled)
 {
     struct native_request native = {.wr = {.wr_id = (uintptr_t)slot, .next = wr + 1}};
 
@@ -83,7 +83,7 @@ static void make_send(struct ibv_send_wr *wr, const struct ndpy_queue_pair *qp, 
 }
 
 static void make_receive(struct ibv_recv_wr *wr, struct ndpy_slot *slot, const struct ndpy_list_request *request,
-    struct ibv_sge *elements)
+                         struct ibv_sge *elements)
 {
     *wr = (struct ibv_recv_wr){
         .wr_id = (uintptr_t)slot, .next = wr + 1, .sg_list = elements, .num_sge = (int)request->count};
@@ -104,7 +104,7 @@ static int make_postings(struct ndpy_ring *ring)
 }
 
 static int list_new(struct ndpy_queue_pair *qp, const struct ndpy_list_request *requests, uint32_t count,
-    const struct ndpy_element *elements, struct ndpy_list **out, uint32_t *bad)
+                    const struct ndpy_element *elements, struct ndpy_list **out, uint32_t *bad)
 {
     int receives = requests[0].operation == NDPY_RECEIVE;
     struct ndpy_ring *ring = receives ? qp->receive : qp->initiator;
@@ -191,8 +191,8 @@ HOT int give_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, void **ref
 }
 
 /* What follows if the provider refused a request of the newest posting. Returns a refusal or the provider's number. */
-APART int end_refused(
-    struct ndpy_queue_pair *qp, struct ndpy_list *list, int error, const char *refused, uint32_t *posted)
+APART int end_refused(struct ndpy_queue_pair *qp, struct ndpy_list *list, int error, const char *refused,
+                      uint32_t *posted)
 {
     struct ndpy_ring *ring = list->ring;
     struct ndpy_posting *posting = posting_at(ring, atomic_load(&ring->postings.end) - 1);
@@ -241,17 +241,17 @@ static int post_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_
     return 0;
 }
 
-/* The receives of a queue pair complete in order. So if the first and the last of `count` completions end receives of one
-   posting that are `count` - 1 apart, the others end those between them. */
+/* The receives of a queue pair complete in order. So if the first and the last of `count` completions end receives of
+   one posting that are `count` - 1 apart, the others end those between them. */
 static int are_consecutive_receives(const struct ndpy_slot *first, const struct ndpy_slot *last, int count)
 {
     return first->flags & last->flags & NDPY_LISTED && first->operation == NDPY_RECEIVE &&
-        last->sequence - first->sequence == (uint32_t)count - 1 && first->list == last->list;
+           last->sequence - first->sequence == (uint32_t)count - 1 && first->list == last->list;
 }
 
 /* Translates several results, unless they may stay untouched. */
-APART int read_or_keep(
-    struct native_result *found, int got, struct ndpy_completion *out, struct ndpy_untouched *untouched)
+APART int read_or_keep(struct native_result *found, int got, struct ndpy_completion *out,
+                       struct ndpy_untouched *untouched)
 {
     const struct ndpy_slot *first = native_slot(&found[0]), *last = native_slot(&found[got - 1]);
     uint32_t sequence;
@@ -277,7 +277,7 @@ APART int read_one(const struct native_result *found, struct ndpy_completion *ou
 }
 
 static int poll_array(struct ndpy_completion_queue *cq, void *results, struct ndpy_completion *out, uint32_t count,
-    struct ndpy_untouched *untouched)
+                      struct ndpy_untouched *untouched)
 {
     struct native_result *found = results;
     int got;
@@ -292,8 +292,8 @@ static int poll_array(struct ndpy_completion_queue *cq, void *results, struct nd
     return got == 1 ? read_one(found, out) : got < 0 ? -EIO : 0;
 }
 
-HOT void read_result(
-    const struct native_result *found, uint64_t context, uint32_t queue_pair, struct ndpy_completion *out)
+HOT void read_result(const struct native_result *found, uint64_t context, uint32_t queue_pair,
+                     struct ndpy_completion *out)
 {
     *out = (struct ndpy_completion){
         .context = context,

@@ -1,8 +1,9 @@
-/* Opens libibverbs and librdmacm and looks up their functions. build_verbs.py makes NDPY_SYMBOLS from ibverbs.h, newer.h,
-   rdmacm.h and softverbs.h. The module links to neither library, so it loads on a machine without them.
+/* Opens libibverbs and librdmacm and looks up their functions. build_verbs.py makes NDPY_SYMBOLS from ibverbs.h,
+   newer.h, rdmacm.h and softverbs.h. The module links to neither library, so it loads on a machine without them.
 
-   There are two pairs of libraries: the system's and softverbs, which is one file for both. A program can have adapters of
-   both at once. A call goes to the library of its object. build_verbs.py makes a macro for that from each declaration. */
+   There are two pairs of libraries: the system's and softverbs, which is one file for both. A program can have adapters
+   of both at once. A call goes to the library of its object. build_verbs.py makes a macro for that from each
+   declaration. */
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -28,10 +29,10 @@ struct ndpy_symbol {
 
 #define NDPY_ENTRY(library, name, required) \
     {#name, offsetof(struct ndpy_library, call_##name), NDPY_IS_##library, required},
-#define NDPY_IS_ibverbs 0
-#define NDPY_IS_newer 0
+#define NDPY_IS_ibverbs   0
+#define NDPY_IS_newer     0
 #define NDPY_IS_softverbs 0
-#define NDPY_IS_rdmacm 1
+#define NDPY_IS_rdmacm    1
 static const struct ndpy_symbol ndpy_symbols[] = {NDPY_SYMBOLS(NDPY_ENTRY)};
 #undef NDPY_ENTRY
 
@@ -79,13 +80,13 @@ int ndpy_has_symbol(int library, const char *name)
 
 /* ---- the library of an object ---- */
 
-/* Every object of verbs leads to its context. The contexts of softverbs have this function, and no others do. NULL before
-   the first one is opened. */
+/* Every object of verbs leads to its context. The contexts of softverbs have this function, and no others do. NULL
+   before the first one is opened. */
 typedef int poll_function(struct ibv_cq *, int, struct ibv_wc *);
 static poll_function *_Atomic softverbs_poll;
 
-/* The event channels of softverbs. An identifier may have no context yet, but it leads to its channel. Entries are never
-   freed, so that nobody needs a lock, which another thread may hold when the process forks. */
+/* The event channels of softverbs. An identifier may have no context yet, but it leads to its channel. Entries are
+   never freed, so that nobody needs a lock, which another thread may hold when the process forks. */
 static struct softverbs_channel {
     struct rdma_event_channel *_Atomic channel;
     struct softverbs_channel *next;
@@ -104,10 +105,10 @@ static const struct ndpy_library *of_context(const struct ibv_context *context)
     return &ndpy_libraries[poll && context->ops.poll_cq == poll ? NDPY_SOFTVERBS : NDPY_SYSTEM];
 }
 
-#define NDPY_LEADS_TO_CONTEXT(type) \
+#define NDPY_LEADS_TO_CONTEXT(type)                                                     \
     static inline const struct ndpy_library *of_##type(const struct ibv_##type *object) \
-    { \
-        return of_context(object->context); \
+    {                                                                                   \
+        return of_context(object->context);                                             \
     }
 NDPY_LEADS_TO_CONTEXT(pd)
 NDPY_LEADS_TO_CONTEXT(mr)
@@ -200,7 +201,8 @@ void ndpy_destroy_event_channel(struct rdma_event_channel *channel)
     ndpy_libraries[entry ? NDPY_SOFTVERBS : NDPY_SYSTEM].call_rdma_destroy_event_channel(channel);
 }
 
-_Static_assert(sizeof(struct ndpy_socket_address) == sizeof(struct sockaddr_storage), "an array of one is one of the other");
+_Static_assert(sizeof(struct ndpy_socket_address) == sizeof(struct sockaddr_storage),
+               "an array of one is one of the other");
 
 int ndpy_softverbs_addresses(int library, struct ndpy_socket_address *out, int count)
 {

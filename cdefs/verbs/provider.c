@@ -10,8 +10,8 @@ static uint64_t native_time_ns(void)
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-static int ndpy_spin(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, const volatile int *stop,
-    uint64_t nanoseconds)
+static int ndpy_spin(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
+                     const volatile int *stop, uint64_t nanoseconds)
 {
     return spin(ndpy_poll, native_time_ns, cq, out, count, stop, nanoseconds);
 }

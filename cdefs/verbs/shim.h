@@ -15,7 +15,9 @@ struct ibv_context *ndpy_open_device(int library, struct ibv_device *device);
 struct rdma_event_channel *ndpy_create_event_channel(int library);
 void ndpy_destroy_event_channel(struct rdma_event_channel *channel);
 /* Only of a library that has the symbol softverbs_addresses. The element of the array is a struct sockaddr_storage. */
-struct ndpy_socket_address { uint8_t raw[128]; };
+struct ndpy_socket_address {
+    uint8_t raw[128];
+};
 int ndpy_softverbs_addresses(int library, struct ndpy_socket_address *out, int count);
 
 /* These wrap static inline functions of the header, which are not symbols of the library. ndpy_alloc_window()
@@ -33,29 +35,33 @@ struct ndpy_async_event {
 };
 int ndpy_next_async_event(struct ibv_context *context, struct ndpy_async_event *out);
 
-/* extended.c. details: some of enum ndpy_detail except NDPY_SOURCE, which datagrams bring in any case. The first returns NULL and
-   sets errno on failure. polls_singly: see Quirk.RXE_NEXT_POLL_GOES_TOO_FAR. The third has the functions for such a queue; queue pairs have those of ndpy_provider_table(). */
+/* extended.c. details: some of enum ndpy_detail except NDPY_SOURCE, which datagrams bring in any case. The first
+   returns NULL and sets errno on failure. polls_singly: see Quirk.RXE_NEXT_POLL_GOES_TOO_FAR. The third has the
+   functions for such a queue; queue pairs have those of ndpy_provider_table(). */
 struct ibv_cq *ndpy_create_extended_queue(struct ibv_context *context, uint32_t depth, void *own,
-    struct ibv_comp_channel *channel, uint32_t details, int single_threaded);
+                                          struct ibv_comp_channel *channel, uint32_t details, int single_threaded);
 struct ndpy_completion_queue *ndpy_extended_queue_new(struct ibv_cq *native, uint32_t details, int polls_singly);
 const struct ndpy_provider *ndpy_extended_provider_table(void);
-/* As ibv_create_qp(). operations: those of enum ndpy_newer_operation that the queue pair takes besides those of ibv_post_send(). */
+/* As ibv_create_qp(). operations: those of enum ndpy_newer_operation that the queue pair takes besides those of
+ * ibv_post_send(). */
 enum ndpy_newer_operation { NDPY_WITH_FLUSH = 0x800, NDPY_WITH_ATOMIC_WRITE = 0x1000 };
 struct ibv_qp *ndpy_create_queue_pair(struct ibv_pd *pd, const struct ibv_qp_init_attr *plain, uint64_t operations);
-/* XRC. Those that make something return NULL and set errno on failure, and the second returns an errno. fd: a file whose domain all
-   processes share, or -1. number: by which senders name the queue. */
+/* XRC. Those that make something return NULL and set errno on failure, and the second returns an errno. fd: a file
+   whose domain all processes share, or -1. number: by which senders name the queue. */
 struct ibv_xrcd *ndpy_open_xrc_domain(struct ibv_context *context, int fd);
 int ndpy_close_xrc_domain(struct ibv_xrcd *domain);
 struct ibv_srq *ndpy_create_xrc_queue(struct ibv_pd *pd, struct ibv_xrcd *domain, struct ibv_cq *cq,
-    const struct ibv_srq_init_attr *plain, uint32_t *number);
+                                      const struct ibv_srq_init_attr *plain, uint32_t *number);
 struct ibv_qp *ndpy_create_xrc_receiver(struct ibv_context *context, struct ibv_xrcd *domain, void *own);
 /* What the device says that it can do of this. */
 enum ndpy_newer_capability {
-    NDPY_CAN_WRITE_ATOMICALLY = 1, NDPY_CAN_FLUSH_GLOBALLY = 2, NDPY_CAN_FLUSH_PERSISTENTLY = 4
+    NDPY_CAN_WRITE_ATOMICALLY = 1,
+    NDPY_CAN_FLUSH_GLOBALLY = 2,
+    NDPY_CAN_FLUSH_PERSISTENTLY = 4
 };
 uint32_t ndpy_newer_operations(struct ibv_context *context);
-/* Reads the device's clock, between two times of the system's clock. mask: the bits that timestamps have. Returns 0 or an errno:
-   EOPNOTSUPP if the device tells none. */
+/* Reads the device's clock, between two times of the system's clock. mask: the bits that timestamps have. Returns 0 or
+   an errno: EOPNOTSUPP if the device tells none. */
 struct ndpy_clock {
     uint64_t ticks;
     uint64_t mask;
@@ -69,8 +75,8 @@ int ndpy_query_clock(struct ibv_context *context, struct ndpy_clock *out);
 int ndpy_take_cq_events(struct ibv_comp_channel *channel);
 
 /* Copies and acknowledges one connection event. key: the context that the connection was created with. A
-   CONNECT_REQUEST has the listener's key in `listener`, and its new connection gets new_key. qkey and path: where datagrams
-   go, of an ESTABLISHED for datagrams and a MULTICAST_JOIN. */
+   CONNECT_REQUEST has the listener's key in `listener`, and its new connection gets new_key. qkey and path: where
+   datagrams go, of an ESTABLISHED for datagrams and a MULTICAST_JOIN. */
 struct ndpy_cm_event {
     uint64_t key;
     uint64_t listener;
@@ -95,18 +101,18 @@ const char *ndpy_cm_device(struct rdma_cm_id *id);
 int ndpy_cm_let_go(struct rdma_cm_id *id);
 /* Copies a socket address of a connection into out: its own, or the peer's if `peer` is not 0. Returns its length. */
 int ndpy_cm_address(struct rdma_cm_id *id, int peer, unsigned char *out, int size);
-/* connecting.c: rdma_connect() in a thread that can be made to give up. run() waits for the call and returns 0 or an errno.
-   That is ECANCELED if the call gave up. Any thread may call give_up(), before, during and after the run. The parameters
-   must exist until run() has returned. new() returns NULL if there is no memory. */
+/* connecting.c: rdma_connect() in a thread that can be made to give up. run() waits for the call and returns 0 or an
+   errno. That is ECANCELED if the call gave up. Any thread may call give_up(), before, during and after the run. The
+   parameters must exist until run() has returned. new() returns NULL if there is no memory. */
 struct ndpy_connecting;
 struct ndpy_connecting *ndpy_connecting_new(struct rdma_cm_id *id, struct rdma_conn_param *parameters);
 int ndpy_connecting_run(struct ndpy_connecting *connecting);
 void ndpy_connecting_give_up(struct ndpy_connecting *connecting);
 void ndpy_connecting_free(struct ndpy_connecting *connecting);
 int ndpy_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *out);
-/* ibv_reg_mr(). It writes the address of the ibv_mr to `out`, because a returned region would be lost if a signal handler
-   raised as the call returns. nanoseconds: how long the call took, without the wait for the interpreter's lock. Returns
-   0 or an errno. */
+/* ibv_reg_mr(). It writes the address of the ibv_mr to `out`, because a returned region would be lost if a signal
+   handler raised as the call returns. nanoseconds: how long the call took, without the wait for the interpreter's lock.
+   Returns 0 or an errno. */
 struct ndpy_registration {
     uint64_t region;
     uint64_t nanoseconds;
@@ -114,21 +120,23 @@ struct ndpy_registration {
 int ndpy_register(struct ibv_pd *pd, void *address, size_t length, int access, struct ndpy_registration *out);
 /* ibv_reg_mr_iova2(): elements and peers use the address iova. */
 int ndpy_register_at(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, int access,
-    struct ndpy_registration *out);
+                     struct ndpy_registration *out);
 int ndpy_register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
-    struct ndpy_registration *out);
+                         struct ndpy_registration *out);
 /* ibv_alloc_null_mr(). As ndpy_register(). */
 int ndpy_register_null(struct ibv_pd *pd, struct ndpy_registration *out);
-/* Memory of the device, by ibv_alloc_dm(3) and so on. The size is 0 if there is none. The first call for memory returns NULL and sets
-   errno on failure, and the others return an errno. registering: as ndpy_register(), and elements and peers use addresses from 0. */
+/* Memory of the device, by ibv_alloc_dm(3) and so on. The size is 0 if there is none. The first call for memory returns
+   NULL and sets errno on failure, and the others return an errno. registering: as ndpy_register(), and elements and
+   peers use addresses from 0. */
 uint64_t ndpy_device_memory_size(struct ibv_context *context);
 struct ibv_dm *ndpy_alloc_device_memory(struct ibv_context *context, uint64_t length, uint32_t log_alignment);
 int ndpy_free_device_memory(struct ibv_dm *memory);
 int ndpy_copy_to_device(struct ibv_dm *memory, uint64_t offset, const void *from, size_t length);
 int ndpy_copy_from_device(void *to, struct ibv_dm *memory, uint64_t offset, size_t length);
 int ndpy_register_device_memory(struct ibv_pd *pd, struct ibv_dm *memory, uint64_t offset, size_t length, int access,
-    struct ndpy_registration *out);
-/* ibv_advise_mr(): faults in pages of memory on demand, and waits. Returns 0 or an errno: EOPNOTSUPP if the driver cannot do it. */
+                                struct ndpy_registration *out);
+/* ibv_advise_mr(): faults in pages of memory on demand, and waits. Returns 0 or an errno: EOPNOTSUPP if the driver
+ * cannot do it. */
 int ndpy_prefetch(struct ibv_mr *region, uint64_t address, uint64_t length, int write);
 /* The functions by which ndpy._core registers by itself. The domain is an ibv_pd. */
 const struct ndpy_registrar *ndpy_registrar(void);
@@ -138,14 +146,15 @@ int ndpy_query_on_demand(struct ibv_context *context, uint64_t *general, uint32_
 
 /* The part of the data path that is not in ndpy_abi.h. */
 int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, struct ibv_mw *window,
-    struct ibv_mr *region, uint64_t address, uint64_t length, uint32_t access, uint32_t token);
-/* The same for a window of type 1, whose new token is the window's rkey afterwards. A length of 0 unbinds it. operation: NDPY_BIND
-   or NDPY_INVALIDATE. */
+                   struct ibv_mr *region, uint64_t address, uint64_t length, uint32_t access, uint32_t token);
+/* The same for a window of type 1, whose new token is the window's rkey afterwards. A length of 0 unbinds it.
+   operation: NDPY_BIND or NDPY_INVALIDATE. */
 int ndpy_post_bind_of_type_1(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, struct ibv_mw *window,
-    struct ibv_mr *region, uint64_t address, uint64_t length, uint32_t access, uint32_t operation);
+                             struct ibv_mr *region, uint64_t address, uint64_t length, uint32_t access,
+                             uint32_t operation);
 int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, uint32_t token);
-/* Post as siw needs it: fence every request except reads, which it would otherwise complete ahead of a read that was posted
-   before, and leave out elements of no bytes. */
+/* Post as siw needs it: fence every request except reads, which it would otherwise complete ahead of a read that was
+   posted before, and leave out elements of no bytes. */
 void ndpy_queue_pair_suit_siw(struct ndpy_queue_pair *qp);
 
 /* userfaultfd.c: tells when watched memory has been unmapped, moved or emptied. Returns 0 or an errno: EPERM (not

@@ -44,17 +44,17 @@ struct uffdio_writeprotect {
 #define UFFDIO_WRITEPROTECT _IOWR(UFFDIO, 0x06, struct uffdio_writeprotect)
 #endif
 
-#define EVENTS (UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE)
+#define EVENTS               (UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE)
 #define SHARED_WRITE_PROTECT ((uint64_t)1 << 12)
-#define WATCHES_PER_BLOCK 256
-#define YIELDS 200
-#define LONGEST_WAIT_NS 1000000000
+#define WATCHES_PER_BLOCK    256
+#define YIELDS               200
+#define LONGEST_WAIT_NS      1000000000
 
 struct ndpy_watch {
     atomic_uint_least64_t start;
-    atomic_uint_least64_t end;      /* 0: not in use */
+    atomic_uint_least64_t end; /* 0: not in use */
     atomic_int changed;
-    atomic_int notify;              /* an eventfd, or -1 */
+    atomic_int notify; /* an eventfd, or -1 */
     struct ndpy_watch *next_free;
 };
 
@@ -67,7 +67,7 @@ static struct {
     int fd;
     int started;
     int shared_memory;
-    atomic_int broken;              /* the reader has stopped: everything counts as changed */
+    atomic_int broken; /* the reader has stopped: everything counts as changed */
     atomic_uint turn;
     struct block *_Atomic blocks;
     struct ndpy_watch *free;

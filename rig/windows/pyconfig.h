@@ -6,30 +6,30 @@
 #define NT_THREADS
 #define WITH_THREAD 1
 #define HAVE_DECLSPEC_DLL
-#define Py_ENABLE_SHARED 1
-#define PLATFORM "win32"
-#define SIZEOF_VOID_P 8
-#define SIZEOF_TIME_T 8
-#define SIZEOF_OFF_T 4
-#define SIZEOF_FPOS_T 8
-#define SIZEOF_HKEY 8
-#define SIZEOF_SIZE_T 8
-#define SIZEOF_SHORT 2
-#define SIZEOF_INT 4
-#define SIZEOF_LONG 4
-#define ALIGNOF_SIZE_T 8
+#define Py_ENABLE_SHARED    1
+#define PLATFORM            "win32"
+#define SIZEOF_VOID_P       8
+#define SIZEOF_TIME_T       8
+#define SIZEOF_OFF_T        4
+#define SIZEOF_FPOS_T       8
+#define SIZEOF_HKEY         8
+#define SIZEOF_SIZE_T       8
+#define SIZEOF_SHORT        2
+#define SIZEOF_INT          4
+#define SIZEOF_LONG         4
+#define ALIGNOF_SIZE_T      8
 #define ALIGNOF_MAX_ALIGN_T 8
-#define SIZEOF_LONG_LONG 8
-#define SIZEOF_DOUBLE 8
-#define SIZEOF_FLOAT 4
-#define SIZEOF_WCHAR_T 2
-#define SIZEOF_PID_T SIZEOF_INT
+#define SIZEOF_LONG_LONG    8
+#define SIZEOF_DOUBLE       8
+#define SIZEOF_FLOAT        4
+#define SIZEOF_WCHAR_T      2
+#define SIZEOF_PID_T        SIZEOF_INT
 typedef long long Py_ssize_t;
-#define PY_SSIZE_T_MAX 0x7fffffffffffffffLL
-#define HAVE_PY_SSIZE_T 1
-#define HAVE_INTTYPES_H 1
-#define HAVE_STDINT_H 1
-#define HAVE_STDDEF_H 1
+#define PY_SSIZE_T_MAX   0x7fffffffffffffffLL
+#define HAVE_PY_SSIZE_T  1
+#define HAVE_INTTYPES_H  1
+#define HAVE_STDINT_H    1
+#define HAVE_STDDEF_H    1
 #define HAVE_SYS_TYPES_H 1
-#define HAVE_SYS_STAT_H 1
+#define HAVE_SYS_STAT_H  1
 #endif

@@ -11,16 +11,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROUNDS 5
-#define PING_SIZE 64
-#define PINGS 2000
+#define ROUNDS     5
+#define PING_SIZE  64
+#define PINGS      2000
 #define WRITE_SIZE (1 << 20)
-#define WRITES 128
-#define DEPTH 4
-#define LIMIT_MS 120000
+#define WRITES     128
+#define DEPTH      4
+#define LIMIT_MS   120000
 
 #define MOST_TIMES_TCP 3.0
-#define LEAST_OF_TCP 0.5
+#define LEAST_OF_TCP   0.5
 
 static void die(const char *what, long number)
 {
@@ -162,7 +162,7 @@ static void open_end(struct end *end, const char *path, const struct sockaddr_in
     check("CreateOverlappedFile", adapter->methods->CreateOverlappedFile(adapter, &end->file));
     end->overlapped.hEvent = CreateEventA(NULL, TRUE, FALSE, NULL);
     check("CreateCompletionQueue", adapter->methods->CreateCompletionQueue(adapter, &softnd_iid_IND2CompletionQueue,
-                                                                          end->file, 64, 0, 0, (void **)&end->cq));
+                                                                           end->file, 64, 0, 0, (void **)&end->cq));
     check("CreateMemoryRegion", adapter->methods->CreateMemoryRegion(adapter, &softnd_iid_IND2MemoryRegion, end->file,
                                                                      (void **)&end->region));
     end->buffer = VirtualAlloc(NULL, 2 * WRITE_SIZE, MEM_COMMIT | MEM_RESERVE, PAGE_READWRITE);
@@ -170,10 +170,10 @@ static void open_end(struct end *end, const char *path, const struct sockaddr_in
            end->region->methods->Register(end->region, end->buffer, 2 * WRITE_SIZE, ND_MR_FLAG_ALLOW_REMOTE_WRITE,
                                           &end->overlapped));
     check("CreateQueuePair",
-          adapter->methods->CreateQueuePair(adapter, &softnd_iid_IND2QueuePair, (IUnknown *)end->cq, (IUnknown *)end->cq,
-                                            NULL, 16, 16, 1, 1, 0, (void **)&end->queue_pair));
-    check("CreateConnector", adapter->methods->CreateConnector(adapter, &softnd_iid_IND2Connector, end->file,
-                                                               (void **)&end->connector));
+          adapter->methods->CreateQueuePair(adapter, &softnd_iid_IND2QueuePair, (IUnknown *)end->cq,
+                                            (IUnknown *)end->cq, NULL, 16, 16, 1, 1, 0, (void **)&end->queue_pair));
+    check("CreateConnector",
+          adapter->methods->CreateConnector(adapter, &softnd_iid_IND2Connector, end->file, (void **)&end->connector));
     UINT32 token = end->region->methods->GetLocalToken(end->region);
     end->ping_out = (ND2_SGE){end->buffer, PING_SIZE, token};
     end->ping_in = (ND2_SGE){end->buffer + 4096, PING_SIZE, token};
@@ -296,7 +296,8 @@ static int serve(const char *path, unsigned short port)
     no_delay(tcp);
     open_end(&end, path, &address);
     post_receive(&end);
-    target = (struct target){(UINT64)(UINT_PTR)(end.buffer + WRITE_SIZE), end.region->methods->GetRemoteToken(end.region)};
+    target =
+        (struct target){(UINT64)(UINT_PTR)(end.buffer + WRITE_SIZE), end.region->methods->GetRemoteToken(end.region)};
 
     tcp_receive(tcp, (char *)&address.sin_port, sizeof address.sin_port);
     struct sockaddr_in local = {.sin_family = AF_INET, .sin_addr = address.sin_addr};
@@ -355,8 +356,8 @@ static int measure(const char *self, const char *path)
     open_end(&end, path, &address);
     post_receive(&end);
     address.sin_port = 0;
-    check("CreateListener", end.adapter->methods->CreateListener(end.adapter, &softnd_iid_IND2Listener, end.file,
-                                                                 (void **)&listener));
+    check("CreateListener",
+          end.adapter->methods->CreateListener(end.adapter, &softnd_iid_IND2Listener, end.file, (void **)&listener));
     check("Bind", listener->methods->Bind(listener, (struct sockaddr *)&address, sizeof address));
     check("Listen", listener->methods->Listen(listener, 0));
     check("GetLocalAddress", listener->methods->GetLocalAddress(listener, (struct sockaddr *)&address, &nd_size));
@@ -382,10 +383,10 @@ static int measure(const char *self, const char *path)
     double tcp_rate = median(tcp_rates), nd_rate = median(nd_rates);
     int slow = nd_time / tcp_time > MOST_TIMES_TCP, narrow = nd_rate / tcp_rate < LEAST_OF_TCP;
 
-    printf("%d-byte ping-pong: softnd %.1f us, TCP %.1f us: %.2f times TCP (at most %.1f)%s\n", PING_SIZE, nd_time * 1e6,
-           tcp_time * 1e6, nd_time / tcp_time, MOST_TIMES_TCP, slow ? " TOO SLOW" : "");
-    printf("1 MiB writes: softnd %.0f MB/s, TCP %.0f MB/s: %.2f of TCP (at least %.1f)%s\n", nd_rate / 1e6, tcp_rate / 1e6,
-           nd_rate / tcp_rate, LEAST_OF_TCP, narrow ? " TOO SLOW" : "");
+    printf("%d-byte ping-pong: softnd %.1f us, TCP %.1f us: %.2f times TCP (at most %.1f)%s\n", PING_SIZE,
+           nd_time * 1e6, tcp_time * 1e6, nd_time / tcp_time, MOST_TIMES_TCP, slow ? " TOO SLOW" : "");
+    printf("1 MiB writes: softnd %.0f MB/s, TCP %.0f MB/s: %.2f of TCP (at least %.1f)%s\n", nd_rate / 1e6,
+           tcp_rate / 1e6, nd_rate / tcp_rate, LEAST_OF_TCP, narrow ? " TOO SLOW" : "");
     return slow || narrow;
 }
 

@@ -4,8 +4,9 @@
  *   soft [--device NAME] [--gid INDEX] --delays
  *
  * --delays: how long a socket's event waits for the library beside one that waits for a plain epoll_wait(), while the
- * program does what the row says. One process writes 8 bytes, or sends 8 bytes over TCP to a thread in epoll_wait(), which
- * returns them, in turns. It sleeps until the write has completed or the bytes are back. Each figure is a whole round trip.
+ * program does what the row says. One process writes 8 bytes, or sends 8 bytes over TCP to a thread in epoll_wait(),
+ * which returns them, in turns. It sleeps until the write has completed or the bytes are back. Each figure is a whole
+ * round trip.
  *
  * Each figure is the median of several rounds, and the rounds of both take turns, so that a busy machine slows both.
  * With another device, such as rxe0, the same loops show that device.
@@ -29,16 +30,16 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ROUNDS 7
-#define SMALL 64u
-#define LARGE (1u << 20)
-#define PING_PONGS 2000
+#define ROUNDS       7
+#define SMALL        64u
+#define LARGE        (1u << 20)
+#define PING_PONGS   2000
 #define LARGE_WRITES 200
-#define MESSAGES 64000
-#define BATCH 64
-#define SLOTS 8
-#define CREDITS 16
-#define DEPTH 2048
+#define MESSAGES     64000
+#define BATCH        64
+#define SLOTS        8
+#define CREDITS      16
+#define DEPTH        2048
 
 static void fail(const char *what)
 {
@@ -231,8 +232,8 @@ static double ping_pong(struct end *end, bool active, bool events)
     return now() - begin;
 }
 
-/* Each end writes into the other's memory and looks at its own until the answer is there. It polls its queue only for the
- * completion of its write. */
+/* Each end writes into the other's memory and looks at its own until the answer is there. It polls its queue only for
+ * the completion of its write. */
 static double ping_pong_in_memory(struct end *end, bool active)
 {
     volatile char *landing = end->memory + SMALL - 1;
@@ -242,7 +243,8 @@ static double ping_pong_in_memory(struct end *end, bool active)
                              .num_sge = 1,
                              .opcode = IBV_WR_RDMA_WRITE,
                              .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE,
-                             .wr.rdma = {end->peer.memory, end->peer.rkey}}, *bad;
+                             .wr.rdma = {end->peer.memory, end->peer.rkey}},
+                       *bad;
 
     while (poll_some(end->send_cq, BATCH) > 0)
         ;
@@ -410,7 +412,11 @@ static void start(struct end *end, int side, const char *name, int gid)
     struct ibv_qp_init_attr attributes = {
         .send_cq = end->send_cq,
         .recv_cq = end->receive_cq,
-        .cap = {.max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = SMALL},
+        .cap = {.max_send_wr = DEPTH,
+                .max_recv_wr = DEPTH,
+                .max_send_sge = 1,
+                .max_recv_sge = 1,
+                .max_inline_data = SMALL},
         .qp_type = IBV_QPT_RC,
     };
     require((end->qp = ibv_create_qp(end->pd, &attributes)) != NULL, "ibv_create_qp");
@@ -428,12 +434,13 @@ static void start(struct end *end, int side, const char *name, int gid)
 /* ---- Delays ---- */
 
 #define SAMPLES 2000
-#define GAP_US 300
+#define GAP_US  300
 
 enum habit { IN_EVENTS, ASLEEP, SPINS_ON_QUEUE, POLLED_ONCE, POLLS_NOW_AND_THEN, ANSWERED, HABITS };
 
 static const char *const habits[HABITS] = {
-    "sleeps in ibv_get_cq_event()", "sleeps in poll(2)", "polls its queue all the time", "polled 1,000 times, then looks at memory",
+    "sleeps in ibv_get_cq_event()",   "sleeps in poll(2)",
+    "polls its queue all the time",   "polled 1,000 times, then looks at memory",
     "polls, then computes for 20 us", "polls 20 times, then computes for 200 us",
 };
 
@@ -476,7 +483,11 @@ static void follow(struct end *end, enum habit habit, volatile char *stop)
         while (*stop == 0) {
             for (int i = 0; i < times; i++)
                 poll_some(end->send_cq, 1);
-            compute(habit == POLLED_ONCE ? 1e9 : habit == ANSWERED ? 200e-6 : habit == SPINS_ON_QUEUE ? 0 : 20e-6, stop);
+            compute(habit == POLLED_ONCE      ? 1e9
+                    : habit == ANSWERED       ? 200e-6
+                    : habit == SPINS_ON_QUEUE ? 0
+                                              : 20e-6,
+                    stop);
         }
     if (habit == IN_EVENTS || habit == ASLEEP)
         ibv_ack_cq_events(cq, 1);
@@ -542,8 +553,11 @@ static void delays(struct tcp *tcp, struct end *end, int side, bool active)
         sample(end, tcp, times);
         /* A write of the last byte, then a message: whatever the other end waits for. */
         struct ibv_sge sge = {(uintptr_t)end->memory, 1, end->mr->lkey};
-        struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
-                                 .wr.rdma = {end->peer.memory + LARGE - 1, end->peer.rkey}}, *bad;
+        struct ibv_send_wr wr = {.sg_list = &sge,
+                                 .num_sge = 1,
+                                 .opcode = IBV_WR_RDMA_WRITE,
+                                 .wr.rdma = {end->peer.memory + LARGE - 1, end->peer.rkey}},
+                           *bad;
         require(ibv_post_send(end->qp, &wr, &bad) == 0, "ibv_post_send");
         post_send(end, IBV_WR_SEND, SMALL, IBV_SEND_SIGNALED);
         poll_all(end->send_cq, 1);
@@ -562,8 +576,13 @@ static void delays(struct tcp *tcp, struct end *end, int side, bool active)
 enum loop { TCP_PING, PING_EVENTS, PING_POLLED, PING_MEMORY, TCP_STREAM, WRITES, TCP_MESSAGES, BATCHES, LOOPS };
 
 static const char *const names[LOOPS] = {
-    "TCP ping-pong of 64 bytes with events", "ping-pong with events", "ping-pong, polled", "ping-pong of writes, in memory",
-    "TCP stream of 1 MiB pieces",            "1 MiB writes",          "TCP messages of 64 bytes, one by one",
+    "TCP ping-pong of 64 bytes with events",
+    "ping-pong with events",
+    "ping-pong, polled",
+    "ping-pong of writes, in memory",
+    "TCP stream of 1 MiB pieces",
+    "1 MiB writes",
+    "TCP messages of 64 bytes, one by one",
     "messages of 64 bytes in batches of 64",
 };
 
@@ -619,7 +638,8 @@ int main(int count, char **arguments)
     socklen_t length = sizeof address;
     int listening = socket(AF_INET, SOCK_STREAM, 0);
     require(bind(listening, (struct sockaddr *)&address, sizeof address) == 0 && listen(listening, 2) == 0 &&
-                getsockname(listening, (struct sockaddr *)&address, &length) == 0, "listen");
+                getsockname(listening, (struct sockaddr *)&address, &length) == 0,
+            "listen");
     pid_t child = fork();
     require(child >= 0, "fork");
     bool active = child > 0;

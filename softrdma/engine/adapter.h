@@ -7,17 +7,17 @@
 #include "switches.h"
 
 #define MAX_REGISTRATION_SIZE ((size_t)1 << 36)
-#define MAX_SGE 16u
-#define MAX_TRANSFER_LENGTH (1u << 30)
-#define MAX_INLINE_DATA 236u
-#define MAX_READ_LIMIT 64u
+#define MAX_SGE               16u
+#define MAX_TRANSFER_LENGTH   (1u << 30)
+#define MAX_INLINE_DATA       236u
+#define MAX_READ_LIMIT        64u
 /* Odd, so one less than this is even. Some programs use that depth, and return credits for half of it at a time. */
-#define MAX_QUEUE_DEPTH 1025u
+#define MAX_QUEUE_DEPTH        1025u
 #define MAX_SHARED_QUEUE_DEPTH 4096u
 /* libfabric asks for 262,144. The ring has a power of two above the depth, so this costs as much as that. */
-#define MAX_CQ_DEPTH 524287u
+#define MAX_CQ_DEPTH     524287u
 #define MAX_PRIVATE_DATA 508u /* what an enhanced MPA frame can carry */
-#define MIN_GRANTED_SGE 4u
+#define MIN_GRANTED_SGE  4u
 
 struct adapter {
     struct object object;

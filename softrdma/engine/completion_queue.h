@@ -34,8 +34,8 @@ struct completion_queue {
     uint64_t triggered;
     uint64_t last_any, last_solicited; /* newest entry that satisfies this type of notification; errors satisfy both */
     bool any_armed, solicited_armed;
-    bool due; /* a notification was satisfied, and the face is not told yet */
-    nd_status failure; /* ND_BUFFER_OVERFLOW after an overrun, or ND_DEVICE_REMOVED */
+    bool due;           /* a notification was satisfied, and the face is not told yet */
+    nd_status failure;  /* ND_BUFFER_OVERFLOW after an overrun, or ND_DEVICE_REMOVED */
     bool silent;        /* the face is told nothing more */
     uint32_t notifying; /* calls of face_notified() that run */
     struct condition quiet;

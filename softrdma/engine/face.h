@@ -1,5 +1,5 @@
-/* What the engine asks of its face, the interface that programs see: NetworkDirect or verbs. Each face implements all of
- * this. Unless a line says otherwise, the engine calls these functions without locks.
+/* What the engine asks of its face, the interface that programs see: NetworkDirect or verbs. Each face implements all
+ * of this. Unless a line says otherwise, the engine calls these functions without locks.
  */
 #ifndef ENGINE_FACE_H
 #define ENGINE_FACE_H

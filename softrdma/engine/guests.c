@@ -1,15 +1,15 @@
 /* Guests: connections whose peer has sent no request yet, or whose request was refused and that still close.
  *
- * Anybody who reaches a listener's port can open such connections, so their number is limited for the whole process. One
- * more than MAX_GUESTS ends the oldest. An honest peer sends its request as soon as TCP has connected, so it is never the
- * oldest for long. A request that has arrived is no guest: the listener's backlog limits those.
+ * Anybody who reaches a listener's port can open such connections, so their number is limited for the whole process.
+ * One more than MAX_GUESTS ends the oldest. An honest peer sends its request as soon as TCP has connected, so it is
+ * never the oldest for long. A request that has arrived is no guest: the listener's backlog limits those.
  */
 #include "stream_internal.h"
 #include "trace.h"
 
 #define MAX_GUESTS 128u
 
-static struct lock guests_lock = LOCK_INIT; /* within all others */
+static struct lock guests_lock = LOCK_INIT;      /* within all others */
 static struct guest guests = {&guests, &guests}; /* a ring, the oldest first */
 static unsigned count;
 

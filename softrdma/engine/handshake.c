@@ -106,7 +106,8 @@ void handshake_reply(struct stream *stream)
     take_limits(stream, &frame);
     if (frame.reject) {
         event(stream, EVENT_REFUSED, ND_CONNECTION_REFUSED);
-        /* With a reset, because the port of a bound connector would have to wait a minute for its next attempt otherwise. */
+        /* With a reset, because the port of a bound connector would have to wait a minute for its next attempt
+         * otherwise. */
         stream_abort(stream);
         return;
     }
@@ -122,8 +123,8 @@ void handshake_request(struct stream *stream)
     struct mpa_frame frame;
     size_t used = 0;
 
-    int result = mpa_decode(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, false, &frame,
-                            &used);
+    int result =
+        mpa_decode(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, false, &frame, &used);
     if (result == WIRE_MORE)
         return;
     if (result != WIRE_OK) {

@@ -21,9 +21,9 @@
 #include <string.h>
 
 #define ACKNOWLEDGE_OPERATIONS 16u
-#define ACKNOWLEDGE_BYTES (256u * 1024)
+#define ACKNOWLEDGE_BYTES      (256u * 1024)
 /* Room that is always left for a Terminate, an acknowledgement and a receipt. */
-#define RESERVE 192u
+#define RESERVE    192u
 #define SINK_TOKEN 0xFFFFFF00u /* beyond every token of the table, so no Write can use it */
 
 enum progress { NOTHING, NO_ROOM, PROGRESS };
@@ -217,8 +217,8 @@ static enum progress fill_data(struct queue_pair *qp, struct stream *stream, str
         enum wire_opcode opcode = operation->invalidates ? RDMAP_SEND_INVALIDATE : RDMAP_SEND;
         if (solicit)
             opcode = operation->invalidates ? RDMAP_SEND_SOLICITED_INVALIDATE : RDMAP_SEND_SOLICITED;
-        header = wire_put_send(frame, opcode, operation->remote_token, operation->msn, (uint32_t)qp->offset, last,
-                               payload);
+        header =
+            wire_put_send(frame, opcode, operation->remote_token, operation->msn, (uint32_t)qp->offset, last, payload);
     }
     if (!gather(qp, operation, qp->offset, frame + header, payload)) {
         fail(qp, operation, ND_ACCESS_VIOLATION);
@@ -246,8 +246,7 @@ static bool tell_patience(struct queue_pair *qp, struct stream *stream)
     uint8_t *frame = stream_room(stream, RECEIPT_SIZE + RESERVE);
     if (frame == NULL)
         return false;
-    put_trailer(stream, frame,
-                wire_put_tagged(frame, RDMAP_WRITE, PATIENCE_TOKEN, (uint64_t)patience, true, 0));
+    put_trailer(stream, frame, wire_put_tagged(frame, RDMAP_WRITE, PATIENCE_TOKEN, (uint64_t)patience, true, 0));
     qp->told_patience = patience;
     return true;
 }
@@ -278,7 +277,7 @@ static enum progress fill_operation(struct queue_pair *qp, struct stream *stream
         return fill_read(qp, stream, operation);
     case Nd2RequestTypeBind:
     case Nd2RequestTypeInvalidate: {
-        bool done = operation->refusal != ND_SUCCESS       ? false
+        bool done = operation->refusal != ND_SUCCESS        ? false
                     : operation->type == Nd2RequestTypeBind ? window_bind(&operation->bind, qp)
                     : operation->bind.window != NULL        ? window_invalidate(operation->bind.window, qp)
                                                             : invalidate_by_token(qp, operation->remote_token);
@@ -312,11 +311,10 @@ static enum progress fill_answer(struct queue_pair *qp, struct stream *stream)
     uint8_t *frame = stream_room(stream, WIRE_TAGGED_SIZE + payload + RESERVE);
     if (frame == NULL)
         return NO_ROOM;
-    size_t header = wire_put_tagged(frame, RDMAP_READ_RESPONSE, request->sink_stag,
-                                    request->sink_offset + answer->done, payload == left, payload);
-    if (payload > 0 &&
-        !memory_read(qp->object.adapter, request->source_stag, request->source_offset + answer->done, frame + header,
-                     payload, ACCESS_REMOTE_READ, qp)) {
+    size_t header = wire_put_tagged(frame, RDMAP_READ_RESPONSE, request->sink_stag, request->sink_offset + answer->done,
+                                    payload == left, payload);
+    if (payload > 0 && !memory_read(qp->object.adapter, request->source_stag, request->source_offset + answer->done,
+                                    frame + header, payload, ACCESS_REMOTE_READ, qp)) {
         /* The access right was withdrawn meanwhile. */
         qp->answers_first = qp->answers_end;
         responder_stop(qp, stream, RDMAP_INVALID_STAG, NULL);
@@ -456,10 +454,10 @@ void initiator_complete(struct queue_pair *qp, struct stream *stream)
         if ((operation->flags & ND_OP_FLAG_SILENT_SUCCESS) != 0)
             continue;
         entries[count++] = (struct cq_entry){.result = {.Status = ND_SUCCESS,
-                                                         .BytesTransferred = (uint32_t)operation->length,
-                                                         .QueuePairContext = qp->context,
-                                                         .RequestContext = operation->context,
-                                                         .RequestType = operation->type}};
+                                                        .BytesTransferred = (uint32_t)operation->length,
+                                                        .QueuePairContext = qp->context,
+                                                        .RequestContext = operation->context,
+                                                        .RequestType = operation->type}};
         if (count == COUNT_OF(entries)) {
             qp->broken |= !cq_put(qp->initiator_cq, entries, count, &stream->after.initiator_cq);
             count = 0;
@@ -524,9 +522,9 @@ void initiator_terminated(struct queue_pair *qp, struct stream *stream, const st
         if (i > qp->completed && !stream_was_sent(stream, qp_operation(qp, i - 1)->sent_mark))
             break;
         bool matches = terminate->tagged ? write_is_offender(operation, terminate)
-                     : terminate->queue == QUEUE_SEND
-                         ? operation->type == Nd2RequestTypeSend && operation->msn == terminate->msn
-                         : operation->type == Nd2RequestTypeRead && operation->msn == terminate->msn;
+                       : terminate->queue == QUEUE_SEND
+                           ? operation->type == Nd2RequestTypeSend && operation->msn == terminate->msn
+                           : operation->type == Nd2RequestTypeRead && operation->msn == terminate->msn;
         if (matches && operation->state != OPERATION_DONE)
             found = i;
     }

@@ -160,8 +160,7 @@ bool memory_write(struct adapter *adapter, uint32_t token, uint64_t address, con
     return copy(adapter, token, address, NULL, source, size, access, asking(queue_pair));
 }
 
-bool elements_check(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, enum access access,
-                    const void *domain)
+bool elements_check(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, enum access access, const void *domain)
 {
     for (uint32_t i = 0; i < count; i++)
         if (sge[i].BufferLength > 0 && !check(adapter, sge[i].MemoryRegionToken, (uintptr_t)sge[i].Buffer,

@@ -22,10 +22,10 @@ struct region {
     struct object object;
     const void *domain;
     /* Under the token table's exclusive lock: */
-    uint32_t slot;  /* 0: not registered */
-    uint32_t token; /* local token in host order */
+    uint32_t slot;          /* 0: not registered */
+    uint32_t token;         /* local token in host order */
     uint64_t address, size; /* what a peer calls them */
-    uint64_t shift; /* added to a peer's address, it gives the address of the memory; usually 0 */
+    uint64_t shift;         /* added to a peer's address, it gives the address of the memory; usually 0 */
     uint32_t flags;
     uint32_t bound_windows;
     bool may_bind; /* windows may be bound to it */
@@ -45,7 +45,7 @@ struct window {
     struct window *next_bound;
 };
 
-#define TOKEN_CHUNK 1024u
+#define TOKEN_CHUNK  1024u
 #define TOKEN_CHUNKS 4096u
 
 struct token_slot {
@@ -58,7 +58,7 @@ struct token_slot {
 struct token_table {
     struct lock lock;
     struct token_slot *chunks[TOKEN_CHUNKS];
-    uint32_t used;       /* slots that exist; slot 0 is never used */
+    uint32_t used; /* slots that exist; slot 0 is never used */
     uint32_t free_first, free_last;
     uint32_t free_count;
     struct window *bound;
@@ -67,7 +67,7 @@ struct token_table {
 enum access { ACCESS_LOCAL_READ, ACCESS_LOCAL_WRITE, ACCESS_READ_SINK, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE };
 
 /* Rights that a region may have. */
-#define REGION_FLAGS                                                                                   \
+#define REGION_FLAGS                                                                               \
     (ND_MR_FLAG_ALLOW_LOCAL_WRITE | ND_MR_FLAG_ALLOW_REMOTE_READ | ND_MR_FLAG_ALLOW_REMOTE_WRITE | \
      ND_MR_FLAG_RDMA_READ_SINK | ND_MR_FLAG_DO_NOT_SECURE_VM)
 
@@ -83,10 +83,11 @@ bool memory_read(struct adapter *adapter, uint32_t token, uint64_t address, void
 bool memory_write(struct adapter *adapter, uint32_t token, uint64_t address, const void *source, size_t size,
                   enum access access, const struct queue_pair *queue_pair);
 
-/* The same for the elements of a request, which are local: `domain` is that of the queue that the request was posted to. Each
- * element must lie in its region as a whole, even if not all of it is used. The copies begin `offset` bytes behind the
- * start of the first element. */
-bool elements_check(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, enum access access, const void *domain);
+/* The same for the elements of a request, which are local: `domain` is that of the queue that the request was posted
+ * to. Each element must lie in its region as a whole, even if not all of it is used. The copies begin `offset` bytes
+ * behind the start of the first element. */
+bool elements_check(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, enum access access,
+                    const void *domain);
 bool elements_gather(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, uint64_t offset, uint8_t *out,
                      size_t size, const void *domain);
 bool elements_scatter(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, uint64_t offset, const uint8_t *data,

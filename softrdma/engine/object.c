@@ -8,8 +8,8 @@
 #include <stdio.h>
 
 static const char *const kind_names[KIND_COUNT] = {
-    "class factory", "provider", "adapter", "memory region", "memory window", "completion queue", "shared receive queue",
-    "queue pair", "connector", "listener",
+    "class factory",        "provider",   "adapter",   "memory region", "memory window", "completion queue",
+    "shared receive queue", "queue pair", "connector", "listener",
 };
 
 static _Atomic int32_t live[KIND_COUNT];

@@ -55,7 +55,8 @@ void object_close(struct object *object);
 int32_t object_live_count(void);
 /* In a forked child: counts from 0 on. */
 void objects_forget(void);
-/* Writes how many objects of each kind were created and never closed to the file that the face's ..._STATISTICS names. */
+/* Writes how many objects of each kind were created and never closed to the file that the face's ..._STATISTICS names.
+ */
 void object_write_statistics(void);
 
 #endif

@@ -63,10 +63,8 @@ bool qp_has_requests(struct queue_pair *qp)
 
 static struct cq_entry canceled(const struct queue_pair *qp, void *context, ND2_REQUEST_TYPE type, nd_status status)
 {
-    return (struct cq_entry){.result = {.Status = status,
-                                        .QueuePairContext = qp->context,
-                                        .RequestContext = context,
-                                        .RequestType = type}};
+    return (struct cq_entry){
+        .result = {.Status = status, .QueuePairContext = qp->context, .RequestContext = context, .RequestType = type}};
 }
 
 /* A flush adds the entries of both queues before it notifies anybody (F.7.3). */
@@ -191,8 +189,8 @@ static struct stream *stream_of(struct queue_pair *qp)
     return stream;
 }
 
-/* Gives back all requests that were posted. What is in the stream's buffers is a copy, and is sent all the same. The stream
- * is locked, unless it is NULL. */
+/* Gives back all requests that were posted. What is in the stream's buffers is a copy, and is sent all the same. The
+ * stream is locked, unless it is NULL. */
 static void give_back(struct queue_pair *qp, struct stream *stream, bool *initiator, bool *receive)
 {
     lock_acquire(&qp->lock);

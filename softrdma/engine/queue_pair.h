@@ -26,14 +26,14 @@
 #include "stream.h"
 
 #define READ_SLOTS (MAX_READ_LIMIT + 2)
-#define ANSWERS 128u
+#define ANSWERS    128u
 /* Receipts have tokens that belong to no memory. A softnd end identifies itself by a Read of no bytes whose sink
  * offset is SOFTND_READ_OFFSET. */
-#define RECEIPT_TOKEN htonl(0xFFFFFF00u)
+#define RECEIPT_TOKEN       htonl(0xFFFFFF00u)
 #define FINAL_RECEIPT_TOKEN htonl(0xFFFFFF01u)
-#define SOFTND_READ_OFFSET 0x736F66746E640001u /* "softnd", 1 */
-/* A Write of no bytes with this token says by its offset how long the Sends behind it wait for a Receive. Peers that do not
- * know it ignore it. */
+#define SOFTND_READ_OFFSET  0x736F66746E640001u /* "softnd", 1 */
+/* A Write of no bytes with this token says by its offset how long the Sends behind it wait for a Receive. Peers that do
+ * not know it ignore it. */
 #define PATIENCE_TOKEN htonl(0xFFFFFF02u)
 enum patience {
     PATIENCE_LIMITED, /* as long as the receiver lets them (F.3.5) */
@@ -41,7 +41,7 @@ enum patience {
     PATIENCE_OF_PEER /* as the receiver's program has said when it connected */
 };
 #define PUBLISH_BATCH 32u
-#define RECEIPT_SIZE (WIRE_TAGGED_SIZE + 4u)
+#define RECEIPT_SIZE  (WIRE_TAGGED_SIZE + 4u)
 /* How long an end that finishes waits for the outcome of what it sent, or for the peer to take a Terminate. */
 #define FINISH_MS 2000u
 /* The type of an entry in the receive queue: a peer's Send with Invalidate ended a window, and the face wanted an entry
@@ -59,7 +59,7 @@ struct operation {
     void *context;
     ND2_REQUEST_TYPE type;
     uint32_t flags;
-    bool invalidates; /* a Send that invalidates remote_token; an Invalidate of the window that remote_token names */
+    bool invalidates;  /* a Send that invalidates remote_token; an Invalidate of the window that remote_token names */
     bool refuses_late; /* a Bind whose arguments are wrong completes with the error in its turn */
     nd_status refusal; /* why it does */
     enum operation_state state;
@@ -101,20 +101,20 @@ struct queue_pair {
     void *context;
     struct queue_pair_limits limits;
     enum queue_pair_state state;
-    bool flushed; /* Flush was called while connected: later requests are canceled too */
-    bool broken;  /* a completion queue overran */
-    bool closed;  /* the consumer let go of it */
+    bool flushed;       /* Flush was called while connected: later requests are canceled too */
+    bool broken;        /* a completion queue overran */
+    bool closed;        /* the consumer let go of it */
     _Atomic bool early; /* requests may be posted before it is connected */
-    /* Connected without a connection manager: an end of the peer is noticed only by requests that wait for it, and not at
-     * once. */
+    /* Connected without a connection manager: an end of the peer is noticed only by requests that wait for it, and not
+     * at once. */
     bool unaware;
-    bool lingering; /* it has ended, and nobody has noticed; requests and receives are queued until qp_fail() */
-    _Atomic int patience;       /* of its Sends: an enum patience */
-    _Atomic bool lets_wait;     /* its program lets Sends of PATIENCE_OF_PEER wait without limit */
-    int told_patience;          /* what the peer knows */
-    uint64_t peer_patience;     /* what the peer has said, an enum patience or a value of a later version */
+    bool lingering;         /* it has ended, and nobody has noticed; requests and receives are queued until qp_fail() */
+    _Atomic int patience;   /* of its Sends: an enum patience */
+    _Atomic bool lets_wait; /* its program lets Sends of PATIENCE_OF_PEER wait without limit */
+    int told_patience;      /* what the peer knows */
+    uint64_t peer_patience; /* what the peer has said, an enum patience or a value of a later version */
     _Atomic bool refuses_reads, refuses_writes; /* those of the peer, whatever the memory grants */
-    uint64_t batch_thread; /* this thread's requests wait until it submits its batch; 0: none */
+    uint64_t batch_thread;                      /* this thread's requests wait until it submits its batch; 0: none */
     struct stream *stream;
 
     struct operation *operations;
@@ -126,7 +126,7 @@ struct queue_pair {
     uint32_t send_msn, read_msn;
     uint32_t outbound_limit;
     bool acknowledgements;
-    bool sends_receipts, owes_receipt; /* the peer understands receipts; bytes were taken since the last one */
+    bool sends_receipts, owes_receipt;     /* the peer understands receipts; bytes were taken since the last one */
     bool gets_receipts, got_final_receipt; /* the peer sends receipts; its final one has arrived */
     struct read_slot reads[READ_SLOTS];
     uint64_t reads_first, reads_end;
@@ -165,7 +165,8 @@ nd_status qp_create(struct adapter *adapter, const void *domain, struct completi
                     struct completion_queue *initiator_cq, struct shared_queue *srq, void *context,
                     const struct queue_pair_limits *limits, struct object *owner, void *face, struct queue_pair **out);
 
-/* Posting: operation_begin, then fill in what the type needs, then post. Inline data may already be in the operation. */
+/* Posting: operation_begin, then fill in what the type needs, then post. Inline data may already be in the operation.
+ */
 void operation_begin(struct operation *operation, void *context, ND2_REQUEST_TYPE type, uint32_t flags);
 nd_status qp_post_data(struct queue_pair *queue_pair, struct operation *operation, const ND2_SGE *sge,
                        uint32_t sge_count);
@@ -179,7 +180,7 @@ void qp_start_batch(struct queue_pair *queue_pair);
 void qp_submit_batch(struct queue_pair *queue_pair);
 
 #define FENCE_AND_SILENT (ND_OP_FLAG_SILENT_SUCCESS | ND_OP_FLAG_READ_FENCE)
-#define BIND_FLAGS (FENCE_AND_SILENT | ND_OP_FLAG_ALLOW_READ | ND_OP_FLAG_ALLOW_WRITE)
+#define BIND_FLAGS       (FENCE_AND_SILENT | ND_OP_FLAG_ALLOW_READ | ND_OP_FLAG_ALLOW_WRITE)
 
 /* Reserves the queue pair for a connection; false if it is or was in use. The stream then holds it. Call it without
  * locks. */
@@ -189,8 +190,8 @@ void qp_detach(struct queue_pair *queue_pair, struct stream *stream);
 /* There is no connection and will be none: cancels everything; the oldest operation gets `first`. Call it without
  * locks. */
 void qp_fail(struct queue_pair *queue_pair, nd_status first);
-/* Ends the connection as a Disconnect does, but waits for no outcome: all requests are given back during the call. What the
- * peer is owed is sent in the background. Without a connection it is qp_fail(). Call it without locks. */
+/* Ends the connection as a Disconnect does, but waits for no outcome: all requests are given back during the call. What
+ * the peer is owed is sent in the background. Without a connection it is qp_fail(). Call it without locks. */
 void qp_finish_now(struct queue_pair *queue_pair);
 /* It has ended, and does not linger. */
 bool qp_has_ended(struct queue_pair *queue_pair);

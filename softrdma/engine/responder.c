@@ -9,8 +9,8 @@
 
 #include <string.h>
 
-/* How long a Send may wait for a Receive (F.3.5), unless waits_without_limit(). If the peer has gone meanwhile, nobody wants that any
- * more: so often this end looks. */
+/* How long a Send may wait for a Receive (F.3.5), unless waits_without_limit(). If the peer has gone meanwhile, nobody
+ * wants that any more: so often this end looks. */
 #define NO_RECEIVE_MS 3000
 
 enum outcome { HANDLED, WAITS, STOPPED };
@@ -30,8 +30,8 @@ void responder_stop(struct queue_pair *qp, struct stream *stream, int error, con
     TRACE("stream %p: terminating with 0x%x", (void *)stream, error);
     take_no_more(qp, stream);
     qp->terminating = true;
-    size_t size = wire_put_terminate(qp->terminate, error, offender != NULL && offender->header != NULL ? offender
-                                                                                                         : NULL);
+    size_t size =
+        wire_put_terminate(qp->terminate, error, offender != NULL && offender->header != NULL ? offender : NULL);
     uint32_t crc = stream->crc ? wire_crc32c(0, qp->terminate, size) : 0;
     qp->terminate_size = size + wire_put_trailer(qp->terminate + size, size, stream->crc, crc);
     stream->peer_silent = false;
@@ -49,11 +49,11 @@ static bool waits_without_limit(const struct queue_pair *qp)
 static void add_entry(struct queue_pair *qp, nd_status status, uint32_t bytes, bool solicited)
 {
     qp->entries[qp->entry_count++] = (struct cq_entry){.result = {.Status = status,
-                                                                   .BytesTransferred = bytes,
-                                                                   .QueuePairContext = qp->context,
-                                                                   .RequestContext = qp->receive.context,
-                                                                   .RequestType = Nd2RequestTypeReceive},
-                                                        .solicited = solicited};
+                                                                  .BytesTransferred = bytes,
+                                                                  .QueuePairContext = qp->context,
+                                                                  .RequestContext = qp->receive.context,
+                                                                  .RequestType = Nd2RequestTypeReceive},
+                                                       .solicited = solicited};
     qp->has_receive = false;
 }
 
@@ -102,7 +102,8 @@ static enum outcome take_write(struct queue_pair *qp, struct stream *stream, con
     qp->announced_token = 0;
     if ((whole == segment->size ||
          memory_check(adapter, segment->stag, segment->offset, whole, ACCESS_REMOTE_WRITE, qp)) &&
-        memory_write(adapter, segment->stag, segment->offset, segment->payload, segment->size, ACCESS_REMOTE_WRITE, qp)) {
+        memory_write(adapter, segment->stag, segment->offset, segment->payload, segment->size, ACCESS_REMOTE_WRITE,
+                     qp)) {
         qp->owes_receipt |= segment->last;
         return HANDLED;
     }
@@ -176,10 +177,13 @@ static enum outcome take_read_request(struct queue_pair *qp, struct stream *stre
         qp->input_waits = true;
         return WAITS;
     }
-    if (request->size > 0 && !memory_check(adapter, request->source_stag, request->source_offset, request->size,
-                                           ACCESS_REMOTE_READ, qp)) {
+    if (request->size > 0 &&
+        !memory_check(adapter, request->source_stag, request->source_offset, request->size, ACCESS_REMOTE_READ, qp)) {
         char reason = memory_refusal(adapter, request->source_stag, request->source_offset, request->size, qp);
-        return stop(qp, stream, reason == 'T' ? RDMAP_INVALID_STAG : reason == 'B' ? RDMAP_BOUNDS : RDMAP_ACCESS,
+        return stop(qp, stream,
+                    reason == 'T'   ? RDMAP_INVALID_STAG
+                    : reason == 'B' ? RDMAP_BOUNDS
+                                    : RDMAP_ACCESS,
                     segment);
     }
     qp->answers[qp->answers_end++ % ANSWERS] = (struct answer){.request = *request};
@@ -372,8 +376,8 @@ bool qp_timeout(struct queue_pair *qp, struct stream *stream)
     bool overdue = !finishing && qp->stalled && qp->srq == NULL && qp->receives.count == 0;
     if (overdue && waits_without_limit(qp) && !stream->peer_closed && !socket_peer_ended(&stream->socket))
         stream_set_timer(stream, NO_RECEIVE_MS);
-    else if (overdue && wire_parse(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, stream->crc, &segment,
-                                   &used) == WIRE_OK)
+    else if (overdue && wire_parse(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, stream->crc,
+                                   &segment, &used) == WIRE_OK)
         responder_stop(qp, stream, DDP_NO_BUFFER, &segment);
     lock_release(&qp->lock);
     return finishing;

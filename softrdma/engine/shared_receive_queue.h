@@ -51,8 +51,8 @@ bool srq_take(struct shared_queue *srq, struct queue_pair *queue_pair, struct re
 void srq_notify(struct shared_queue *srq);
 /* After this call face_below_threshold() neither runs nor begins for this queue. Not within it. */
 void srq_silence(struct shared_queue *srq);
-/* The queue pair takes no more messages, so it no longer waits. It may have been woken for an entry, which is another's now:
- * if *wake is set, srq_wake() has to follow, without locks. */
+/* The queue pair takes no more messages, so it no longer waits. It may have been woken for an entry, which is another's
+ * now: if *wake is set, srq_wake() has to follow, without locks. */
 void srq_forget(struct shared_queue *srq, struct queue_pair *queue_pair, bool *wake);
 /* Wakes a queue pair for each entry that has woken none. */
 void srq_wake(struct shared_queue *srq);

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CLOSE_MS 2000
-#define FRAME_MS 10000
+#define CLOSE_MS   2000
+#define FRAME_MS   10000
 #define CONNECT_MS 21000
-#define PROBE_MS 60
+#define PROBE_MS   60
 
 static struct lock streams_lock = LOCK_INIT;
 static struct stream *streams, **last_stream = &streams;

@@ -97,9 +97,9 @@ struct stream {
     struct sockaddr_storage local, peer;
     uint8_t revision; /* MPA revision of the request */
     bool crc, peer_to_peer, abandoned;
-    bool reply_begun; /* active: some of the peer's reply has arrived */
-    bool may_send; /* passive: set by the peer's first message */
-    bool peer_silent; /* active: the peer has sent nothing since the connection was established */
+    bool reply_begun;                     /* active: some of the peer's reply has arrived */
+    bool may_send;                        /* passive: set by the peer's first message */
+    bool peer_silent;                     /* active: the peer has sent nothing since the connection was established */
     uint32_t own_inbound, own_outbound;   /* what the program asked for */
     uint32_t peer_inbound, peer_outbound; /* the peer's IRD and ORD, capped */
     uint8_t private_data[MPA_MAX_PRIVATE_DATA];

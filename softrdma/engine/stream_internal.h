@@ -1,5 +1,5 @@
-/* What stream.c, stream_io.c and upkeep.c call in each other. Callers hold the stream's lock, except for stream_receive_all and
- * the callbacks. */
+/* What stream.c, stream_io.c and upkeep.c call in each other. Callers hold the stream's lock, except for
+ * stream_receive_all and the callbacks. */
 #ifndef ENGINE_STREAM_INTERNAL_H
 #define ENGINE_STREAM_INTERNAL_H
 
@@ -9,20 +9,21 @@
 /* The peer sent its FIN (`error` is ND_SUCCESS), or the connection is lost. */
 void stream_connection_lost(struct stream *stream, nd_status error);
 void stream_close_socket(struct stream *stream);
-/* The open streams take turns: the one whose turn it is, held. As many calls as streams_open() said reach each that was open
- * then. NULL: none is open. Without locks. */
+/* The open streams take turns: the one whose turn it is, held. As many calls as streams_open() said reach each that was
+ * open then. NULL: none is open. Without locks. */
 struct stream *streams_next(void);
 size_t streams_open(void);
 
-/* guests.c. From the connection on until the request has arrived, and again once it was refused. Nothing happens if it is
- * one already, or none. True: there are too many, and guests_limit() has to be called without locks. */
+/* guests.c. From the connection on until the request has arrived, and again once it was refused. Nothing happens if it
+ * is one already, or none. True: there are too many, and guests_limit() has to be called without locks. */
 bool guest_enter(struct stream *stream);
 void guest_leave(struct stream *stream);
 void guests_limit(void);
 void guests_forget(void);
 
 /* stream_io.c */
-/* Gives back the large buffers, unless one of them is in use. False: there are some left that can be given back later. */
+/* Gives back the large buffers, unless one of them is in use. False: there are some left that can be given back later.
+ */
 bool stream_shrink(struct stream *stream);
 /* Handles buffered input as the phase requires. */
 void stream_process(struct stream *stream);

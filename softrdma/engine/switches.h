@@ -9,10 +9,10 @@
 #define SWITCH_OFF UINT64_MAX
 
 struct switches {
-    uint32_t delay_completions_ms;       /* DELAY_COMPLETIONS_MS: the face's requests complete this much later */
-    uint32_t delay_cancel_ms;            /* DELAY_CANCEL_MS: canceled ones also complete this much later */
-    uint32_t delay_registration_ms;      /* DELAY_REGISTRATION_MS: a registration completes this much later */
-    uint32_t start_up_ms;                /* START_UP_MS: the time for each step of the start-up that is limited; 0: the usual ones */
+    uint32_t delay_completions_ms;  /* DELAY_COMPLETIONS_MS: the face's requests complete this much later */
+    uint32_t delay_cancel_ms;       /* DELAY_CANCEL_MS: canceled ones also complete this much later */
+    uint32_t delay_registration_ms; /* DELAY_REGISTRATION_MS: a registration completes this much later */
+    uint32_t start_up_ms; /* START_UP_MS: the time for each step of the start-up that is limited; 0: the usual ones */
     uint64_t cut_after_bytes;            /* CUT_AFTER_BYTES: a connection is aborted after this many sent bytes */
     uint64_t remove_after_requests;      /* REMOVE_AFTER_REQUESTS: the adapter is gone after this many */
     uint64_t refuse_registrations_after; /* REFUSE_REGISTRATIONS_AFTER: later ones get ND_INSUFFICIENT_RESOURCES */

@@ -1,7 +1,8 @@
-/* What the engine needs of an operating system: locks, threads, time, sockets with completion, guarded access to memory.
+/* What the engine needs of an operating system: locks, threads, time, sockets with completion, guarded access to
+ * memory.
  *
- * ../system has one folder for each system, which implements all of this. system_types.h comes from there. No other file
- * of the engine depends on a system.
+ * ../system has one folder for each system, which implements all of this. system_types.h comes from there. No other
+ * file of the engine depends on a system.
  *
  * Workers are the engine's own threads. A socket stays with one worker. Operations on it end there, except those that
  * end at once.
@@ -20,7 +21,8 @@ struct io;
 typedef void io_done(struct io *io, nd_status error, size_t bytes);
 
 /* Defines struct lock, struct condition, struct io, struct socket, socket_handle, NO_SOCKET, LOCK_INIT and
- * CONDITION_INIT, and includes the system's headers of socket addresses. struct io has the members `done` and `worker`. */
+ * CONDITION_INIT, and includes the system's headers of socket addresses. struct io has the members `done` and `worker`.
+ */
 #include "system_types.h"
 
 /* ---- Locks ---- */
@@ -57,8 +59,8 @@ void worker_post(struct io *io);
 
 /* ---- Sockets ---- */
 
-/* system_types.h also has how much a connection receives and sends at once: IN_BUFFER_SIZE and OUT_BUFFER_SIZE. It begins to
- * receive with IN_BUFFER_FIRST, which holds a whole segment. */
+/* system_types.h also has how much a connection receives and sends at once: IN_BUFFER_SIZE and OUT_BUFFER_SIZE. It
+ * begins to receive with IN_BUFFER_FIRST, which holds a whole segment. */
 
 enum io_result { IO_DONE, IO_PENDING, IO_FAILED };
 
@@ -77,21 +79,21 @@ bool socket_start(struct socket *socket, socket_handle handle);
 enum io_result socket_connect(struct socket *socket, struct io *io, const struct sockaddr_storage *peer,
                               nd_status *error);
 /* `more`: other data may follow soon and then take these along. The bytes are the system's in any case. */
-enum io_result socket_send(struct socket *socket, struct io *io, const void *data, size_t size, bool more,
-                           size_t *sent, nd_status *error);
+enum io_result socket_send(struct socket *socket, struct io *io, const void *data, size_t size, bool more, size_t *sent,
+                           nd_status *error);
 /* IO_DONE with *received 0: the peer sends no more. */
 enum io_result socket_receive(struct socket *socket, struct io *io, void *data, size_t size, size_t *received,
                               nd_status *error);
-/* Gives a receive that is pending other memory. MOVE_ENDS: the system cannot; it ends the receive, and io->done follows, with
- * an error unless data have come. MOVE_FAILED: it is not pending any more. */
+/* Gives a receive that is pending other memory. MOVE_ENDS: the system cannot; it ends the receive, and io->done
+ * follows, with an error unless data have come. MOVE_FAILED: it is not pending any more. */
 enum move { MOVE_DONE, MOVE_ENDS, MOVE_FAILED };
 enum move socket_receive_elsewhere(struct socket *socket, struct io *io, void *data, size_t size);
 /* `on`: TCP asks the peer's host for a sign of life every second, as long as nothing else is under way. */
 void socket_probe(struct socket *socket, bool on);
 /* Whether the peer's host has left questions of TCP unanswered for this long. For a socket that is probed. */
 bool socket_peer_silent(struct socket *socket, uint32_t ms);
-/* Whether the peer sends no more, or has gone, even if what it sent has not been received yet. False if the system does not
- * tell. */
+/* Whether the peer sends no more, or has gone, even if what it sent has not been received yet. False if the system does
+ * not tell. */
 bool socket_peer_ended(struct socket *socket);
 /* The local address of a socket that has connected. */
 void socket_connected(struct socket *socket, struct sockaddr_storage *local);

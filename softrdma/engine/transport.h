@@ -22,7 +22,8 @@ struct timer {
 bool transport_acquire(void);
 void transport_release(void);
 bool transport_stopped(void);
-/* In a forked child: begins as a new process does, with nothing of the parent's. The parent's objects must not be used. */
+/* In a forked child: begins as a new process does, with nothing of the parent's. The parent's objects must not be used.
+ */
 void transport_forget(void);
 
 /* Counts what must end before the workers do: streams, for example. */

@@ -4,8 +4,8 @@
  * - If requests wait and nothing comes, TCP asks the peer's host for a sign of life. If none comes for SILENT_MS, the
  *   connection is lost. A peer whose process is stopped or busy is not silent, because its kernel answers.
  *
- * If a stream lacks memory, HURRY_MS later: it tries again, and streams that have rested so long give back their buffers.
- * An established connection never ends for want of memory.
+ * If a stream lacks memory, HURRY_MS later: it tries again, and streams that have rested so long give back their
+ * buffers. An established connection never ends for want of memory.
  *
  * A stream that needs upkeep says so when it takes a large buffer, when a request is posted, and when it waits for a
  * frame. While no stream needs any, no timer runs. Upkeep itself needs no memory. */
@@ -14,14 +14,14 @@
 #include "trace.h"
 
 #define PERIOD_MS 1000
-#define HURRY_MS 20
+#define HURRY_MS  20
 #define SILENT_MS 10000
 
 _Atomic bool upkeep_runs;
 
 static struct lock timer_lock = LOCK_INIT; /* of what is below; inside of a stream's lock */
 static struct timer timer;
-static bool hurries; /* the timer was set for a stream that lacks memory */
+static bool hurries;     /* the timer was set for a stream that lacks memory */
 static uint64_t last_ms; /* of the last round */
 
 static bool waits_for_peer(const struct stream *stream)

@@ -34,7 +34,7 @@ nd_status window_prepare(struct window *window, struct region *region, uint64_t 
     if (size == 0)
         status = ND_INVALID_PARAMETER_5;
     else if (region->slot == 0 || address < region->address || size > region->size ||
-        address - region->address > region->size - size)
+             address - region->address > region->size - size)
         status = ND_ACCESS_VIOLATION;
     else if (!region->may_bind || region->domain != window->domain)
         status = ND_ACCESS_VIOLATION;

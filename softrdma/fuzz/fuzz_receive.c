@@ -9,16 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MODE_CRC 1u     /* CRCs are checked */
+#define MODE_CRC      1u /* CRCs are checked */
 #define MODE_MEND_CRC 2u /* and corrected right before, since a fuzzer does not find them */
-#define MODE_STARTUP 4u
-#define MODE_REPLY 8u
+#define MODE_STARTUP  4u
+#define MODE_REPLY    8u
 
-#define GUARD 64u
-#define WINDOW 256u
-#define TOKENS 4u
+#define GUARD        64u
+#define WINDOW       256u
+#define TOKENS       4u
 #define RECEIVE_SIZE 96u
-#define FILL 0xA5
+#define FILL         0xA5
 
 struct peer {
     struct wire_receiver receiver;
@@ -129,9 +129,11 @@ static void check_terminate(int error, const struct wire_segment *offender)
     require(back.opcode == RDMAP_TERMINATE && back.terminate.error == error);
     require(back.terminate.has_header == (offender->header != NULL));
     if (offender->header && offender->tagged)
-        require(back.terminate.tagged && back.terminate.stag == offender->stag && back.terminate.offset == offender->offset);
+        require(back.terminate.tagged && back.terminate.stag == offender->stag &&
+                back.terminate.offset == offender->offset);
     if (offender->header && !offender->tagged)
-        require(!back.terminate.tagged && back.terminate.queue == offender->queue && back.terminate.msn == offender->msn);
+        require(!back.terminate.tagged && back.terminate.queue == offender->queue &&
+                back.terminate.msn == offender->msn);
 }
 
 /* Headers built from parsed values must equal the parsed headers, except for reserved bits. */

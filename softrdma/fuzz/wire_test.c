@@ -7,13 +7,13 @@
 
 static unsigned checks, failures;
 
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        checks++;                                                                                                      \
-        if (!(condition)) {                                                                                            \
-            failures++;                                                                                                \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                                    \
-        }                                                                                                              \
+#define CHECK(condition)                                                            \
+    do {                                                                            \
+        checks++;                                                                   \
+        if (!(condition)) {                                                         \
+            failures++;                                                             \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+        }                                                                           \
     } while (0)
 
 static uint32_t stag_of(const char bytes[4])
@@ -47,8 +47,8 @@ static int parse(const uint8_t *data, size_t size, bool with_crc, struct wire_se
 
 static void test_crc32c_has_the_values_of_rfc_3720_b_4(void)
 {
-    static const uint8_t read_command[48] = {0x01, 0xC0, [16] = 0x14, [22] = 0x04,        [27] = 0x14,
-                                             [31] = 0x18, [32] = 0x28, [40] = 0x02};
+    static const uint8_t read_command[48] = {0x01,        0xC0,        [16] = 0x14, [22] = 0x04,
+                                             [27] = 0x14, [31] = 0x18, [32] = 0x28, [40] = 0x02};
     uint8_t data[32];
 
     memset(data, 0, sizeof data);
@@ -69,8 +69,8 @@ static void test_crc32c_has_the_values_of_rfc_3720_b_4(void)
 
 static void test_start_up_frame_has_the_layout_of_rfc_5044_and_6581(void)
 {
-    static const uint8_t expected[] = {'M', 'P', 'A', ' ', 'I',  'D', ' ', 'R', 'e',  'q',  ' ',  'F',  'r', 'a', 'm',
-                                       'e', 0x50, 2,  0,   9,    0x80, 0x01, 0x7F, 0xFF, 'h', 'e', 'l', 'l', 'o'};
+    static const uint8_t expected[] = {'M', 'P',  'A', ' ', 'I', 'D',  ' ',  'R',  'e',  'q', ' ', 'F', 'r', 'a', 'm',
+                                       'e', 0x50, 2,   0,   9,   0x80, 0x01, 0x7F, 0xFF, 'h', 'e', 'l', 'l', 'o'};
     const struct mpa_frame frame = {.revision = 2,
                                     .crc = true,
                                     .enhanced = true,
@@ -123,7 +123,8 @@ static void test_start_up_frames_that_can_be_none_are_refused(void)
     CHECK(mpa_decode(out, MPA_HEADER_SIZE, false, &decoded, &used) == WIRE_OK);
     for (unsigned revision = 0; revision < 256; revision++) {
         out[17] = (uint8_t)revision;
-        CHECK((mpa_decode(out, MPA_HEADER_SIZE, false, &decoded, &used) == WIRE_OK) == (revision == 1 || revision == 2));
+        CHECK((mpa_decode(out, MPA_HEADER_SIZE, false, &decoded, &used) == WIRE_OK) ==
+              (revision == 1 || revision == 2));
     }
     out[17] = 2;
     out[16] = 0x10; /* enhanced, but without its four bytes */
@@ -135,8 +136,8 @@ static void test_start_up_frames_that_can_be_none_are_refused(void)
 
 static void test_write_has_the_layout_of_rfc_5041_4_2(void)
 {
-    static const uint8_t expected[] = {0,    17,   0xC1, 0x40, 0x01, 0x02, 0x03, 0x04, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66,
-                                       0x77, 0x88, 'a',  'b',  'c',  0,    0,    0,    0,    0};
+    static const uint8_t expected[] = {0,    17,   0xC1, 0x40, 0x01, 0x02, 0x03, 0x04, 0x11, 0x22, 0x33, 0x44,
+                                       0x55, 0x66, 0x77, 0x88, 'a',  'b',  'c',  0,    0,    0,    0,    0};
     struct wire_segment segment;
     uint8_t out[64];
     size_t used, size = wire_put_tagged(out, RDMAP_WRITE, stag_of("\1\2\3\4"), 0x1122334455667788, true, 3);
@@ -162,10 +163,12 @@ static void test_write_has_the_layout_of_rfc_5041_4_2(void)
 
 static void test_send_has_the_layout_of_rfc_5041_4_3(void)
 {
-    static const uint8_t expected[] = {0, 19, 0x01, 0x46, 0xAA, 0xBB, 0xCC, 0xDD, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 9, 'x'};
+    static const uint8_t expected[] = {0, 19, 0x01, 0x46, 0xAA, 0xBB, 0xCC, 0xDD, 0, 0,  0,
+                                       0, 0,  0,    0,    7,    0,    0,    0,    9, 'x'};
     struct wire_segment segment;
     uint8_t out[64];
-    size_t used, size = wire_put_send(out, RDMAP_SEND_SOLICITED_INVALIDATE, stag_of("\xAA\xBB\xCC\xDD"), 7, 9, false, 1);
+    size_t used,
+        size = wire_put_send(out, RDMAP_SEND_SOLICITED_INVALIDATE, stag_of("\xAA\xBB\xCC\xDD"), 7, 9, false, 1);
 
     CHECK(size == WIRE_UNTAGGED_SIZE);
     out[size++] = 'x';
@@ -202,8 +205,8 @@ static void test_crc_is_sent_least_significant_byte_first(void)
 
 static void test_read_request_has_the_layout_of_rfc_5040_4_4(void)
 {
-    static const uint8_t payload[] = {1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0,    3,    4,    4,
-                                      4, 4, 0, 0, 0, 0, 0, 0, 0, 5};
+    static const uint8_t payload[] = {1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0,
+                                      0, 3, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 5};
     const struct wire_read_request request = {.sink_stag = stag_of("\1\1\1\1"),
                                               .sink_offset = 2,
                                               .size = 3,
@@ -227,7 +230,8 @@ static void test_read_request_has_the_layout_of_rfc_5040_4_4(void)
 
 static void test_terminate_comes_back_as_it_was_sent(void)
 {
-    const struct wire_read_request request = {.sink_stag = stag_of("\1\1\1\1"), .size = 100, .source_stag = stag_of("\4\4\4\4")};
+    const struct wire_read_request request = {
+        .sink_stag = stag_of("\1\1\1\1"), .size = 100, .source_stag = stag_of("\4\4\4\4")};
     struct wire_segment offender, segment;
     uint8_t bad[64], out[128];
     size_t used, size;
@@ -286,8 +290,8 @@ static void test_tagged_offsets_may_reach_the_last_byte_and_not_wrap(void)
     CHECK(parse(out, 20, false, &segment, &used) == WIRE_OK);
 }
 
-static int receive_send(struct wire_receiver *receiver, enum wire_opcode opcode, uint32_t msn, uint32_t offset, bool last,
-                        uint32_t payload)
+static int receive_send(struct wire_receiver *receiver, enum wire_opcode opcode, uint32_t msn, uint32_t offset,
+                        bool last, uint32_t payload)
 {
     static uint8_t out[WIRE_MAX_FPDU];
     struct wire_segment segment;

@@ -209,9 +209,10 @@ static const struct object_class class = {
 };
 
 static const struct IND2Adapter_methods methods = {
-    COM_METHODS(IND2Adapter), adapter_overlapped_file,    adapter_query,            adapter_addresses,
-    adapter_create_cq,        adapter_create_region,      adapter_create_window,    adapter_create_srq,
-    adapter_create_qp,        adapter_create_qp_with_srq, adapter_create_connector, adapter_create_listener,
+    COM_METHODS(IND2Adapter),   adapter_overlapped_file,  adapter_query,
+    adapter_addresses,          adapter_create_cq,        adapter_create_region,
+    adapter_create_window,      adapter_create_srq,       adapter_create_qp,
+    adapter_create_qp_with_srq, adapter_create_connector, adapter_create_listener,
 };
 
 static const struct object_view view = {

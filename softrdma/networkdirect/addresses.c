@@ -122,7 +122,8 @@ bool addresses_serve(const struct sockaddr *address)
     struct sockaddr_storage all[MAX_ADDRESSES];
 
     /* Checked first because loopback is always listed, and listing the other addresses takes a millisecond. */
-    if (address->sa_family == AF_INET && ((const struct sockaddr_in *)address)->sin_addr.s_addr == htonl(INADDR_LOOPBACK))
+    if (address->sa_family == AF_INET &&
+        ((const struct sockaddr_in *)address)->sin_addr.s_addr == htonl(INADDR_LOOPBACK))
         return selected(address);
     unsigned count = collect(all);
     for (unsigned i = 0; i < count; i++)

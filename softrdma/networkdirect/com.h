@@ -1,8 +1,8 @@
 /* The COM side of the objects: what the consumer holds.
  *
  * The consumer's interface pointer is the address of a struct com. For an object that the engine allocates, it is the
- * beginning of `face` and is freed with the object. Adapters, connectors, listeners, providers and class factories embed
- * both a struct com, at their beginning, and a struct object, whose `face` is NULL.
+ * beginning of `face` and is freed with the object. Adapters, connectors, listeners, providers and class factories
+ * embed both a struct com, at their beginning, and a struct object, whose `face` is NULL.
  *
  * A view is what the consumer sees of an object. The two versions of NetworkDirect are two views of the same objects.
  * Shared methods take the version 2 interface as argument and use only the object.
@@ -53,9 +53,9 @@ struct com *com_from(const void *pointer, const struct object_view *view, const 
 /* Answers ND_SUCCESS or E_NOINTERFACE and sets *out to NULL. Answers E_POINTER if `out` cannot be written. */
 HRESULT com_check_iid(const struct object_view *view, REFIID iid, void **out);
 
-#define COM_METHODS(type)                                                               \
-    (HRESULT(STDMETHODCALLTYPE *)(type *, REFIID, void **))(void *)com_query_interface, \
-        (ULONG(STDMETHODCALLTYPE *)(type *))(void *)com_add_ref,                        \
+#define COM_METHODS(type)                                                                \
+    (HRESULT(STDMETHODCALLTYPE *)(type *, REFIID, void **))(void *) com_query_interface, \
+        (ULONG(STDMETHODCALLTYPE *)(type *))(void *)com_add_ref,                         \
         (ULONG(STDMETHODCALLTYPE *)(type *))(void *)com_release
 
 #endif

@@ -175,8 +175,8 @@ HRESULT STDMETHODCALLTYPE connector_disconnect(IND2Connector *self, OVERLAPPED *
 
     lock_acquire(&connector->lock);
     bool valid = connector->state == ESTABLISHED || connector->state == PEER_GONE;
-    HRESULT status = valid ? request_accept(&connector->com.source, REQUEST_DISCONNECT, overlapped, NULL)
-                           : ND_CONNECTION_INVALID;
+    HRESULT status =
+        valid ? request_accept(&connector->com.source, REQUEST_DISCONNECT, overlapped, NULL) : ND_CONNECTION_INVALID;
     if (status == ND_PENDING) {
         connector->disconnect_result = ND_SUCCESS;
         if (adapter_gone(connector->object.adapter))
@@ -258,9 +258,8 @@ void connector_event(struct connector *connector, struct stream *stream, unsigne
         finished = connector->state == ACCEPTING ? REQUEST_ACCEPT : REQUEST_CONNECT;
         if (connector->state == OFFERED)
             finished = REQUEST_ANY;
-        connector->state = connector->state == CONNECTING && result != ND_CANCELED && result != ND_DEVICE_REMOVED
-                               ? IDLE
-                               : FAILED;
+        connector->state =
+            connector->state == CONNECTING && result != ND_CANCELED && result != ND_DEVICE_REMOVED ? IDLE : FAILED;
         connector->has_private_data = false;
         detached = connector_detach(connector);
     }

@@ -117,7 +117,7 @@ HRESULT connector_begin(struct connector *connector, const struct connection *co
     lock_acquire(&connector->lock);
     if (connector->state != IDLE) {
         status = connector->state == FAILED || connector->state == DISCONNECTED ? ND_CONNECTION_INVALID
-                                                                                 : ND_CONNECTION_ACTIVE;
+                                                                                : ND_CONNECTION_ACTIVE;
     } else if (connector->bound && connector->bound_address.ss_family != peer.ss_family) {
         status = ND_INVALID_ADDRESS;
     } else {
@@ -291,9 +291,8 @@ HRESULT connector_answer(struct connector *connector, const struct connection *c
     return status;
 }
 
-HRESULT STDMETHODCALLTYPE connector_accept(IND2Connector *self, IUnknown *queue_pair, ULONG inbound,
-                                           ULONG outbound, const void *private_data, ULONG private_size,
-                                           OVERLAPPED *overlapped)
+HRESULT STDMETHODCALLTYPE connector_accept(IND2Connector *self, IUnknown *queue_pair, ULONG inbound, ULONG outbound,
+                                           const void *private_data, ULONG private_size, OVERLAPPED *overlapped)
 {
     const struct connection connection = {qp_from(queue_pair), inbound, outbound, private_data, private_size};
     return connector_answer((struct connector *)self, &connection, overlapped);

@@ -25,10 +25,10 @@ struct connector {
     struct lock lock;
     enum connector_state state;
     struct stream *stream;
-    struct queue_pair *queue_pair; /* held while connecting and connected */
+    struct queue_pair *queue_pair;         /* held while connecting and connected */
     struct sockaddr_storage bound_address; /* set by Bind */
     bool bound;
-    USHORT local_port; /* used without Bind; 0 means any port */
+    USHORT local_port;    /* used without Bind; 0 means any port */
     socket_handle socket; /* bound, not used yet */
     struct sockaddr_storage local, peer;
     ULONG inbound, outbound; /* what GetReadLimits reports */

@@ -16,7 +16,7 @@ struct listener {
     socket_handle socket;
     struct sockaddr_storage address;
     bool listening, closed;
-    ULONG backlog; /* 0: no limit */
+    ULONG backlog;                /* 0: no limit */
     struct stream *first, **last; /* requests that no GetConnectionRequest has asked for */
     ULONG count;
     HANDLE arrival, wait; /* the socket's event, and the wait that posts accept_io when it is set */
@@ -65,10 +65,8 @@ static struct stream *make_stream(struct listener *listener, socket_handle accep
     ioctlsocket(accepted, FIONBIO, &blocking);
     SetHandleInformation((HANDLE)accepted, HANDLE_FLAG_INHERIT, 0);
     /* A wildcard listener also gets connections to addresses that the adapter does not serve. */
-    if (!socket_address(accepted, &local) ||
-        getpeername(accepted, (struct sockaddr *)&peer, &peer_size) != 0 ||
-        (address_is_wildcard((struct sockaddr *)&listener->address) &&
-         !addresses_serve((struct sockaddr *)&local))) {
+    if (!socket_address(accepted, &local) || getpeername(accepted, (struct sockaddr *)&peer, &peer_size) != 0 ||
+        (address_is_wildcard((struct sockaddr *)&listener->address) && !addresses_serve((struct sockaddr *)&local))) {
         socket_discard(accepted);
         return NULL;
     }
@@ -348,8 +346,8 @@ static const struct object_class class = {
 };
 
 static const struct IND2Listener_methods methods = {
-    COM_METHODS(IND2Listener), listener_cancel, listener_result, listener_bind, listener_listen,
-    listener_local_address,     listener_get_request,
+    COM_METHODS(IND2Listener), listener_cancel,        listener_result,      listener_bind,
+    listener_listen,           listener_local_address, listener_get_request,
 };
 
 static const struct object_view view = {

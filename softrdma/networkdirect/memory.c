@@ -69,8 +69,8 @@ static HRESULT STDMETHODCALLTYPE region_result(IND2MemoryRegion *self, OVERLAPPE
 }
 
 static const struct IND2MemoryRegion_methods region_methods = {
-    COM_METHODS(IND2MemoryRegion), region_cancel,          region_result,           region_register,
-    region_deregister,             region_get_local_token, region_get_remote_token,
+    COM_METHODS(IND2MemoryRegion), region_cancel,           region_result, region_register, region_deregister,
+    region_get_local_token,        region_get_remote_token,
 };
 
 static const struct object_view region_view = {

@@ -6,9 +6,9 @@
 #include "com.h"
 
 #define SOFTND_ADAPTER_ID UINT64_C(0x736F66746E640001)
-#define SOFTND_VENDOR_ID 0x736Eu
-#define SOFTND_DEVICE_ID 0x0002u
-#define LARGE_REQUEST 32768u
+#define SOFTND_VENDOR_ID  0x736Eu
+#define SOFTND_DEVICE_ID  0x0002u
+#define LARGE_REQUEST     32768u
 
 struct nd_adapter {
     struct com com;

@@ -1,5 +1,5 @@
-/* Regions, windows, completion queues, shared receive queues and queue pairs as the consumer sees them. Each begins with
- * a struct com and leads to an object of the engine.
+/* Regions, windows, completion queues, shared receive queues and queue pairs as the consumer sees them. Each begins
+ * with a struct com and leads to an object of the engine.
  *
  * NetworkDirect has no protection domains. The objects of an adapter have the adapter as their common one.
  */

@@ -6,18 +6,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define STATUS_MARK 0x6E640002
+#define STATUS_MARK    0x6E640002
 #define PENDING_STATUS ((ULONG_PTR)0x103)
 
 struct overlapped_file {
     struct overlapped_file *next;
-    LONG references;     /* of the list, the watch and each source */
-    LONG users;          /* sources */
-    HANDLE consumer;     /* the handle as the consumer knows it; NULL once that value means another file */
-    HANDLE duplicate;    /* ours, while there are sources: the consumer may close its handle at any time (C.1.3) */
+    LONG references;  /* of the list, the watch and each source */
+    LONG users;       /* sources */
+    HANDLE consumer;  /* the handle as the consumer knows it; NULL once that value means another file */
+    HANDLE duplicate; /* ours, while there are sources: the consumer may close its handle at any time (C.1.3) */
     HANDLE server;
-    SRWLOCK lock;        /* one completion at a time, so that reads and written bytes pair up in order */
-    struct io watch;     /* a read on the server end, which ends when the last reading handle is closed */
+    SRWLOCK lock;    /* one completion at a time, so that reads and written bytes pair up in order */
+    struct io watch; /* a read on the server end, which ends when the last reading handle is closed */
     struct io answer;
     char watch_byte, read_byte;
     bool listed;
@@ -83,8 +83,8 @@ HRESULT overlapped_file_create(HANDLE *handle)
     if (file == NULL)
         return ND_NO_MEMORY;
     QueryPerformanceCounter(&clock);
-    snprintf(name, sizeof name, "\\\\.\\pipe\\softnd-%lu-%ld-%llx", GetCurrentProcessId(),
-             InterlockedIncrement(&count), (unsigned long long)clock.QuadPart);
+    snprintf(name, sizeof name, "\\\\.\\pipe\\softnd-%lu-%ld-%llx", GetCurrentProcessId(), InterlockedIncrement(&count),
+             (unsigned long long)clock.QuadPart);
     file->server = CreateNamedPipeA(name, PIPE_ACCESS_DUPLEX | FILE_FLAG_OVERLAPPED | FILE_FLAG_FIRST_PIPE_INSTANCE,
                                     PIPE_TYPE_BYTE | PIPE_REJECT_REMOTE_CLIENTS, 1, 64, 64, 0, NULL);
     if (file->server == INVALID_HANDLE_VALUE)
@@ -145,8 +145,8 @@ static HRESULT file_use(HANDLE handle, struct overlapped_file **out)
     for (struct overlapped_file *file = files; file != NULL; file = file->next) {
         if (file->consumer != handle || handle == NULL)
             continue;
-        if (file->users == 0 && !DuplicateHandle(GetCurrentProcess(), handle, GetCurrentProcess(), &file->duplicate,
-                                                 0, FALSE, DUPLICATE_SAME_ACCESS))
+        if (file->users == 0 && !DuplicateHandle(GetCurrentProcess(), handle, GetCurrentProcess(), &file->duplicate, 0,
+                                                 FALSE, DUPLICATE_SAME_ACCESS))
             break;
         file->users++;
         InterlockedIncrement(&file->references);

@@ -52,7 +52,12 @@ static HRESULT STDMETHODCALLTYPE srq_result(IND2SharedReceiveQueue *self, OVERLA
 }
 
 static const struct IND2SharedReceiveQueue_methods methods = {
-    COM_METHODS(IND2SharedReceiveQueue), srq_cancel, srq_result, srq_affinity, srq_change, srq_notify_request,
+    COM_METHODS(IND2SharedReceiveQueue),
+    srq_cancel,
+    srq_result,
+    srq_affinity,
+    srq_change,
+    srq_notify_request,
     srq_post_receive,
 };
 

@@ -79,15 +79,15 @@ typedef IND2MemoryWindow INDMemoryWindow;
 
 typedef struct INDCompletionQueue INDCompletionQueue;
 struct INDCompletionQueue_methods {
-    HRESULT (STDMETHODCALLTYPE *QueryInterface)(INDCompletionQueue *self, REFIID iid, void **object);
-    ULONG (STDMETHODCALLTYPE *AddRef)(INDCompletionQueue *self);
-    ULONG (STDMETHODCALLTYPE *Release)(INDCompletionQueue *self);
-    HRESULT (STDMETHODCALLTYPE *CancelOverlappedRequests)(INDCompletionQueue *self);
-    HRESULT (STDMETHODCALLTYPE *GetOverlappedResult)(INDCompletionQueue *self, OVERLAPPED *overlapped, SIZE_T *bytes,
-        BOOL wait);
-    HRESULT (STDMETHODCALLTYPE *Resize)(INDCompletionQueue *self, SIZE_T entries);
-    HRESULT (STDMETHODCALLTYPE *Notify)(INDCompletionQueue *self, DWORD type, OVERLAPPED *overlapped);
-    SIZE_T (STDMETHODCALLTYPE *GetResults)(INDCompletionQueue *self, ND_RESULT **results, SIZE_T count);
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(INDCompletionQueue *self, REFIID iid, void **object);
+    ULONG(STDMETHODCALLTYPE *AddRef)(INDCompletionQueue *self);
+    ULONG(STDMETHODCALLTYPE *Release)(INDCompletionQueue *self);
+    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(INDCompletionQueue *self);
+    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(INDCompletionQueue *self, OVERLAPPED *overlapped, SIZE_T *bytes,
+                                                    BOOL wait);
+    HRESULT(STDMETHODCALLTYPE *Resize)(INDCompletionQueue *self, SIZE_T entries);
+    HRESULT(STDMETHODCALLTYPE *Notify)(INDCompletionQueue *self, DWORD type, OVERLAPPED *overlapped);
+    SIZE_T(STDMETHODCALLTYPE *GetResults)(INDCompletionQueue *self, ND_RESULT **results, SIZE_T count);
 };
 struct INDCompletionQueue {
     const struct INDCompletionQueue_methods *methods;
@@ -95,25 +95,24 @@ struct INDCompletionQueue {
 
 typedef struct INDEndpoint INDEndpoint;
 struct INDEndpoint_methods {
-    HRESULT (STDMETHODCALLTYPE *QueryInterface)(INDEndpoint *self, REFIID iid, void **object);
-    ULONG (STDMETHODCALLTYPE *AddRef)(INDEndpoint *self);
-    ULONG (STDMETHODCALLTYPE *Release)(INDEndpoint *self);
-    HRESULT (STDMETHODCALLTYPE *Flush)(INDEndpoint *self);
-    void (STDMETHODCALLTYPE *StartRequestBatch)(INDEndpoint *self);
-    void (STDMETHODCALLTYPE *SubmitRequestBatch)(INDEndpoint *self);
-    HRESULT (STDMETHODCALLTYPE *Send)(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge, SIZE_T sge_count,
-        DWORD flags);
-    HRESULT (STDMETHODCALLTYPE *SendAndInvalidate)(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge, SIZE_T
-        sge_count, const ND_MW_DESCRIPTOR *remote, DWORD flags);
-    HRESULT (STDMETHODCALLTYPE *Receive)(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge, SIZE_T sge_count);
-    HRESULT (STDMETHODCALLTYPE *Bind)(INDEndpoint *self, ND_RESULT *result, ND_MR_HANDLE memory, INDMemoryWindow
-        *window, const void *buffer, SIZE_T size, DWORD flags, ND_MW_DESCRIPTOR *descriptor);
-    HRESULT (STDMETHODCALLTYPE *Invalidate)(INDEndpoint *self, ND_RESULT *result, INDMemoryWindow *window, DWORD
-        flags);
-    HRESULT (STDMETHODCALLTYPE *Read)(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge, SIZE_T sge_count, const
-        ND_MW_DESCRIPTOR *remote, ULONGLONG offset, DWORD flags);
-    HRESULT (STDMETHODCALLTYPE *Write)(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge, SIZE_T sge_count, const
-        ND_MW_DESCRIPTOR *remote, ULONGLONG offset, DWORD flags);
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(INDEndpoint *self, REFIID iid, void **object);
+    ULONG(STDMETHODCALLTYPE *AddRef)(INDEndpoint *self);
+    ULONG(STDMETHODCALLTYPE *Release)(INDEndpoint *self);
+    HRESULT(STDMETHODCALLTYPE *Flush)(INDEndpoint *self);
+    void(STDMETHODCALLTYPE *StartRequestBatch)(INDEndpoint *self);
+    void(STDMETHODCALLTYPE *SubmitRequestBatch)(INDEndpoint *self);
+    HRESULT(STDMETHODCALLTYPE *Send)(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge, SIZE_T sge_count,
+                                     DWORD flags);
+    HRESULT(STDMETHODCALLTYPE *SendAndInvalidate)(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge,
+                                                  SIZE_T sge_count, const ND_MW_DESCRIPTOR *remote, DWORD flags);
+    HRESULT(STDMETHODCALLTYPE *Receive)(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge, SIZE_T sge_count);
+    HRESULT(STDMETHODCALLTYPE *Bind)(INDEndpoint *self, ND_RESULT *result, ND_MR_HANDLE memory, INDMemoryWindow *window,
+                                     const void *buffer, SIZE_T size, DWORD flags, ND_MW_DESCRIPTOR *descriptor);
+    HRESULT(STDMETHODCALLTYPE *Invalidate)(INDEndpoint *self, ND_RESULT *result, INDMemoryWindow *window, DWORD flags);
+    HRESULT(STDMETHODCALLTYPE *Read)(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge, SIZE_T sge_count,
+                                     const ND_MW_DESCRIPTOR *remote, ULONGLONG offset, DWORD flags);
+    HRESULT(STDMETHODCALLTYPE *Write)(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge, SIZE_T sge_count,
+                                      const ND_MW_DESCRIPTOR *remote, ULONGLONG offset, DWORD flags);
 };
 struct INDEndpoint {
     const struct INDEndpoint_methods *methods;
@@ -121,29 +120,31 @@ struct INDEndpoint {
 
 typedef struct INDConnector INDConnector;
 struct INDConnector_methods {
-    HRESULT (STDMETHODCALLTYPE *QueryInterface)(INDConnector *self, REFIID iid, void **object);
-    ULONG (STDMETHODCALLTYPE *AddRef)(INDConnector *self);
-    ULONG (STDMETHODCALLTYPE *Release)(INDConnector *self);
-    HRESULT (STDMETHODCALLTYPE *CancelOverlappedRequests)(INDConnector *self);
-    HRESULT (STDMETHODCALLTYPE *GetOverlappedResult)(INDConnector *self, OVERLAPPED *overlapped, SIZE_T *bytes, BOOL
-        wait);
-    HRESULT (STDMETHODCALLTYPE *CreateEndpoint)(INDConnector *self, INDCompletionQueue *inbound_queue,
-        INDCompletionQueue *outbound_queue, SIZE_T inbound_entries, SIZE_T outbound_entries, SIZE_T inbound_sge, SIZE_T
-        outbound_sge, SIZE_T inbound_read_limit, SIZE_T outbound_read_limit, SIZE_T *max_inline_data, INDEndpoint
-        **endpoint);
-    HRESULT (STDMETHODCALLTYPE *Connect)(INDConnector *self, INDEndpoint *endpoint, const struct sockaddr *address,
-        SIZE_T address_size, INT protocol, USHORT local_port, const void *private_data, SIZE_T private_size, OVERLAPPED
-        *overlapped);
-    HRESULT (STDMETHODCALLTYPE *CompleteConnect)(INDConnector *self, OVERLAPPED *overlapped);
-    HRESULT (STDMETHODCALLTYPE *Accept)(INDConnector *self, INDEndpoint *endpoint, const void *private_data, SIZE_T
-        private_size, OVERLAPPED *overlapped);
-    HRESULT (STDMETHODCALLTYPE *Reject)(INDConnector *self, const void *private_data, SIZE_T private_size);
-    HRESULT (STDMETHODCALLTYPE *GetConnectionData)(INDConnector *self, SIZE_T *inbound_read_limit, SIZE_T
-        *outbound_read_limit, void *private_data, SIZE_T *private_size);
-    HRESULT (STDMETHODCALLTYPE *GetLocalAddress)(INDConnector *self, struct sockaddr *address, SIZE_T *size);
-    HRESULT (STDMETHODCALLTYPE *GetPeerAddress)(INDConnector *self, struct sockaddr *address, SIZE_T *size);
-    HRESULT (STDMETHODCALLTYPE *NotifyDisconnect)(INDConnector *self, OVERLAPPED *overlapped);
-    HRESULT (STDMETHODCALLTYPE *Disconnect)(INDConnector *self, OVERLAPPED *overlapped);
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(INDConnector *self, REFIID iid, void **object);
+    ULONG(STDMETHODCALLTYPE *AddRef)(INDConnector *self);
+    ULONG(STDMETHODCALLTYPE *Release)(INDConnector *self);
+    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(INDConnector *self);
+    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(INDConnector *self, OVERLAPPED *overlapped, SIZE_T *bytes,
+                                                    BOOL wait);
+    HRESULT(STDMETHODCALLTYPE *CreateEndpoint)(INDConnector *self, INDCompletionQueue *inbound_queue,
+                                               INDCompletionQueue *outbound_queue, SIZE_T inbound_entries,
+                                               SIZE_T outbound_entries, SIZE_T inbound_sge, SIZE_T outbound_sge,
+                                               SIZE_T inbound_read_limit, SIZE_T outbound_read_limit,
+                                               SIZE_T *max_inline_data, INDEndpoint **endpoint);
+    HRESULT(STDMETHODCALLTYPE *Connect)(INDConnector *self, INDEndpoint *endpoint, const struct sockaddr *address,
+                                        SIZE_T address_size, INT protocol, USHORT local_port, const void *private_data,
+                                        SIZE_T private_size, OVERLAPPED *overlapped);
+    HRESULT(STDMETHODCALLTYPE *CompleteConnect)(INDConnector *self, OVERLAPPED *overlapped);
+    HRESULT(STDMETHODCALLTYPE *Accept)(INDConnector *self, INDEndpoint *endpoint, const void *private_data,
+                                       SIZE_T private_size, OVERLAPPED *overlapped);
+    HRESULT(STDMETHODCALLTYPE *Reject)(INDConnector *self, const void *private_data, SIZE_T private_size);
+    HRESULT(STDMETHODCALLTYPE *GetConnectionData)(INDConnector *self, SIZE_T *inbound_read_limit,
+                                                  SIZE_T *outbound_read_limit, void *private_data,
+                                                  SIZE_T *private_size);
+    HRESULT(STDMETHODCALLTYPE *GetLocalAddress)(INDConnector *self, struct sockaddr *address, SIZE_T *size);
+    HRESULT(STDMETHODCALLTYPE *GetPeerAddress)(INDConnector *self, struct sockaddr *address, SIZE_T *size);
+    HRESULT(STDMETHODCALLTYPE *NotifyDisconnect)(INDConnector *self, OVERLAPPED *overlapped);
+    HRESULT(STDMETHODCALLTYPE *Disconnect)(INDConnector *self, OVERLAPPED *overlapped);
 };
 struct INDConnector {
     const struct INDConnector_methods *methods;
@@ -151,14 +152,12 @@ struct INDConnector {
 
 typedef struct INDListen INDListen;
 struct INDListen_methods {
-    HRESULT (STDMETHODCALLTYPE *QueryInterface)(INDListen *self, REFIID iid, void **object);
-    ULONG (STDMETHODCALLTYPE *AddRef)(INDListen *self);
-    ULONG (STDMETHODCALLTYPE *Release)(INDListen *self);
-    HRESULT (STDMETHODCALLTYPE *CancelOverlappedRequests)(INDListen *self);
-    HRESULT (STDMETHODCALLTYPE *GetOverlappedResult)(INDListen *self, OVERLAPPED *overlapped, SIZE_T *bytes, BOOL
-        wait);
-    HRESULT (STDMETHODCALLTYPE *GetConnectionRequest)(INDListen *self, INDConnector *connector, OVERLAPPED
-        *overlapped);
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(INDListen *self, REFIID iid, void **object);
+    ULONG(STDMETHODCALLTYPE *AddRef)(INDListen *self);
+    ULONG(STDMETHODCALLTYPE *Release)(INDListen *self);
+    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(INDListen *self);
+    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(INDListen *self, OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait);
+    HRESULT(STDMETHODCALLTYPE *GetConnectionRequest)(INDListen *self, INDConnector *connector, OVERLAPPED *overlapped);
 };
 struct INDListen {
     const struct INDListen_methods *methods;
@@ -166,26 +165,25 @@ struct INDListen {
 
 typedef struct INDAdapter INDAdapter;
 struct INDAdapter_methods {
-    HRESULT (STDMETHODCALLTYPE *QueryInterface)(INDAdapter *self, REFIID iid, void **object);
-    ULONG (STDMETHODCALLTYPE *AddRef)(INDAdapter *self);
-    ULONG (STDMETHODCALLTYPE *Release)(INDAdapter *self);
-    HRESULT (STDMETHODCALLTYPE *CancelOverlappedRequests)(INDAdapter *self);
-    HRESULT (STDMETHODCALLTYPE *GetOverlappedResult)(INDAdapter *self, OVERLAPPED *overlapped, SIZE_T *bytes, BOOL
-        wait);
-    HANDLE (STDMETHODCALLTYPE *GetFileHandle)(INDAdapter *self);
-    HRESULT (STDMETHODCALLTYPE *Query)(INDAdapter *self, DWORD version, ND_ADAPTER_INFO *info, SIZE_T *size);
-    HRESULT (STDMETHODCALLTYPE *Control)(INDAdapter *self, DWORD code, const void *in, SIZE_T in_size, void *out, SIZE_T
-        out_size, SIZE_T *returned, OVERLAPPED *overlapped);
-    HRESULT (STDMETHODCALLTYPE *CreateCompletionQueue)(INDAdapter *self, SIZE_T entries, INDCompletionQueue
-        **completion_queue);
-    HRESULT (STDMETHODCALLTYPE *RegisterMemory)(INDAdapter *self, const void *buffer, SIZE_T size, OVERLAPPED
-        *overlapped, ND_MR_HANDLE *memory);
-    HRESULT (STDMETHODCALLTYPE *DeregisterMemory)(INDAdapter *self, ND_MR_HANDLE memory, OVERLAPPED *overlapped);
-    HRESULT (STDMETHODCALLTYPE *CreateMemoryWindow)(INDAdapter *self, ND_RESULT *invalidate_result, INDMemoryWindow
-        **window);
-    HRESULT (STDMETHODCALLTYPE *CreateConnector)(INDAdapter *self, INDConnector **connector);
-    HRESULT (STDMETHODCALLTYPE *Listen)(INDAdapter *self, SIZE_T backlog, INT protocol, USHORT port, USHORT
-        *assigned_port, INDListen **listen);
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(INDAdapter *self, REFIID iid, void **object);
+    ULONG(STDMETHODCALLTYPE *AddRef)(INDAdapter *self);
+    ULONG(STDMETHODCALLTYPE *Release)(INDAdapter *self);
+    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(INDAdapter *self);
+    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(INDAdapter *self, OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait);
+    HANDLE(STDMETHODCALLTYPE *GetFileHandle)(INDAdapter *self);
+    HRESULT(STDMETHODCALLTYPE *Query)(INDAdapter *self, DWORD version, ND_ADAPTER_INFO *info, SIZE_T *size);
+    HRESULT(STDMETHODCALLTYPE *Control)(INDAdapter *self, DWORD code, const void *in, SIZE_T in_size, void *out,
+                                        SIZE_T out_size, SIZE_T *returned, OVERLAPPED *overlapped);
+    HRESULT(STDMETHODCALLTYPE *CreateCompletionQueue)(INDAdapter *self, SIZE_T entries,
+                                                      INDCompletionQueue **completion_queue);
+    HRESULT(STDMETHODCALLTYPE *RegisterMemory)(INDAdapter *self, const void *buffer, SIZE_T size,
+                                               OVERLAPPED *overlapped, ND_MR_HANDLE *memory);
+    HRESULT(STDMETHODCALLTYPE *DeregisterMemory)(INDAdapter *self, ND_MR_HANDLE memory, OVERLAPPED *overlapped);
+    HRESULT(STDMETHODCALLTYPE *CreateMemoryWindow)(INDAdapter *self, ND_RESULT *invalidate_result,
+                                                   INDMemoryWindow **window);
+    HRESULT(STDMETHODCALLTYPE *CreateConnector)(INDAdapter *self, INDConnector **connector);
+    HRESULT(STDMETHODCALLTYPE *Listen)(INDAdapter *self, SIZE_T backlog, INT protocol, USHORT port,
+                                       USHORT *assigned_port, INDListen **listen);
 };
 struct INDAdapter {
     const struct INDAdapter_methods *methods;
@@ -193,12 +191,12 @@ struct INDAdapter {
 
 typedef struct INDProvider INDProvider;
 struct INDProvider_methods {
-    HRESULT (STDMETHODCALLTYPE *QueryInterface)(INDProvider *self, REFIID iid, void **object);
-    ULONG (STDMETHODCALLTYPE *AddRef)(INDProvider *self);
-    ULONG (STDMETHODCALLTYPE *Release)(INDProvider *self);
-    HRESULT (STDMETHODCALLTYPE *QueryAddressList)(INDProvider *self, SOCKET_ADDRESS_LIST *list, SIZE_T *size);
-    HRESULT (STDMETHODCALLTYPE *OpenAdapter)(INDProvider *self, const struct sockaddr *address, SIZE_T size, INDAdapter
-        **adapter);
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(INDProvider *self, REFIID iid, void **object);
+    ULONG(STDMETHODCALLTYPE *AddRef)(INDProvider *self);
+    ULONG(STDMETHODCALLTYPE *Release)(INDProvider *self);
+    HRESULT(STDMETHODCALLTYPE *QueryAddressList)(INDProvider *self, SOCKET_ADDRESS_LIST *list, SIZE_T *size);
+    HRESULT(STDMETHODCALLTYPE *OpenAdapter)(INDProvider *self, const struct sockaddr *address, SIZE_T size,
+                                            INDAdapter **adapter);
 };
 struct INDProvider {
     const struct INDProvider_methods *methods;

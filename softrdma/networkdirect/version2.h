@@ -16,14 +16,14 @@
 #include "../engine/vocabulary.h"
 
 /* Versions and flags */
-#define ND_VERSION_1                         0x1
-#define ND_VERSION_2                         0x20000
+#define ND_VERSION_1 0x1
+#define ND_VERSION_2 0x20000
 
-#define ND_ADAPTER_FLAG_IN_ORDER_DMA_SUPPORTED              0x00000001
-#define ND_ADAPTER_FLAG_CQ_INTERRUPT_MODERATION_SUPPORTED   0x00000004
-#define ND_ADAPTER_FLAG_MULTI_ENGINE_SUPPORTED              0x00000008
-#define ND_ADAPTER_FLAG_CQ_RESIZE_SUPPORTED                 0x00000100
-#define ND_ADAPTER_FLAG_LOOPBACK_CONNECTIONS_SUPPORTED      0x00010000
+#define ND_ADAPTER_FLAG_IN_ORDER_DMA_SUPPORTED            0x00000001
+#define ND_ADAPTER_FLAG_CQ_INTERRUPT_MODERATION_SUPPORTED 0x00000004
+#define ND_ADAPTER_FLAG_MULTI_ENGINE_SUPPORTED            0x00000008
+#define ND_ADAPTER_FLAG_CQ_RESIZE_SUPPORTED               0x00000100
+#define ND_ADAPTER_FLAG_LOOPBACK_CONNECTIONS_SUPPORTED    0x00010000
 
 typedef struct ND2_ADAPTER_INFO {
     ULONG InfoVersion;
@@ -76,11 +76,11 @@ extern const GUID softnd_iid_IUnknown;
 /* Interfaces */
 typedef struct IND2Overlapped IND2Overlapped;
 struct IND2Overlapped_methods {
-    HRESULT (STDMETHODCALLTYPE *QueryInterface)(IND2Overlapped *self, REFIID iid, void **object);
-    ULONG (STDMETHODCALLTYPE *AddRef)(IND2Overlapped *self);
-    ULONG (STDMETHODCALLTYPE *Release)(IND2Overlapped *self);
-    HRESULT (STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2Overlapped *self);
-    HRESULT (STDMETHODCALLTYPE *GetOverlappedResult)(IND2Overlapped *self, OVERLAPPED *overlapped, BOOL wait);
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2Overlapped *self, REFIID iid, void **object);
+    ULONG(STDMETHODCALLTYPE *AddRef)(IND2Overlapped *self);
+    ULONG(STDMETHODCALLTYPE *Release)(IND2Overlapped *self);
+    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2Overlapped *self);
+    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(IND2Overlapped *self, OVERLAPPED *overlapped, BOOL wait);
 };
 struct IND2Overlapped {
     const struct IND2Overlapped_methods *methods;
@@ -88,15 +88,15 @@ struct IND2Overlapped {
 
 typedef struct IND2CompletionQueue IND2CompletionQueue;
 struct IND2CompletionQueue_methods {
-    HRESULT (STDMETHODCALLTYPE *QueryInterface)(IND2CompletionQueue *self, REFIID iid, void **object);
-    ULONG (STDMETHODCALLTYPE *AddRef)(IND2CompletionQueue *self);
-    ULONG (STDMETHODCALLTYPE *Release)(IND2CompletionQueue *self);
-    HRESULT (STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2CompletionQueue *self);
-    HRESULT (STDMETHODCALLTYPE *GetOverlappedResult)(IND2CompletionQueue *self, OVERLAPPED *overlapped, BOOL wait);
-    HRESULT (STDMETHODCALLTYPE *GetNotifyAffinity)(IND2CompletionQueue *self, USHORT *group, KAFFINITY *affinity);
-    HRESULT (STDMETHODCALLTYPE *Resize)(IND2CompletionQueue *self, ULONG depth);
-    HRESULT (STDMETHODCALLTYPE *Notify)(IND2CompletionQueue *self, ULONG type, OVERLAPPED *overlapped);
-    ULONG (STDMETHODCALLTYPE *GetResults)(IND2CompletionQueue *self, ND2_RESULT *results, ULONG count);
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2CompletionQueue *self, REFIID iid, void **object);
+    ULONG(STDMETHODCALLTYPE *AddRef)(IND2CompletionQueue *self);
+    ULONG(STDMETHODCALLTYPE *Release)(IND2CompletionQueue *self);
+    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2CompletionQueue *self);
+    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(IND2CompletionQueue *self, OVERLAPPED *overlapped, BOOL wait);
+    HRESULT(STDMETHODCALLTYPE *GetNotifyAffinity)(IND2CompletionQueue *self, USHORT *group, KAFFINITY *affinity);
+    HRESULT(STDMETHODCALLTYPE *Resize)(IND2CompletionQueue *self, ULONG depth);
+    HRESULT(STDMETHODCALLTYPE *Notify)(IND2CompletionQueue *self, ULONG type, OVERLAPPED *overlapped);
+    ULONG(STDMETHODCALLTYPE *GetResults)(IND2CompletionQueue *self, ND2_RESULT *results, ULONG count);
 };
 struct IND2CompletionQueue {
     const struct IND2CompletionQueue_methods *methods;
@@ -104,18 +104,16 @@ struct IND2CompletionQueue {
 
 typedef struct IND2SharedReceiveQueue IND2SharedReceiveQueue;
 struct IND2SharedReceiveQueue_methods {
-    HRESULT (STDMETHODCALLTYPE *QueryInterface)(IND2SharedReceiveQueue *self, REFIID iid, void **object);
-    ULONG (STDMETHODCALLTYPE *AddRef)(IND2SharedReceiveQueue *self);
-    ULONG (STDMETHODCALLTYPE *Release)(IND2SharedReceiveQueue *self);
-    HRESULT (STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2SharedReceiveQueue *self);
-    HRESULT (STDMETHODCALLTYPE *GetOverlappedResult)(IND2SharedReceiveQueue *self, OVERLAPPED *overlapped, BOOL
-        wait);
-    HRESULT (STDMETHODCALLTYPE *GetNotifyAffinity)(IND2SharedReceiveQueue *self, USHORT *group, KAFFINITY
-        *affinity);
-    HRESULT (STDMETHODCALLTYPE *Modify)(IND2SharedReceiveQueue *self, ULONG depth, ULONG threshold);
-    HRESULT (STDMETHODCALLTYPE *Notify)(IND2SharedReceiveQueue *self, OVERLAPPED *overlapped);
-    HRESULT (STDMETHODCALLTYPE *Receive)(IND2SharedReceiveQueue *self, void *context, const ND2_SGE *sge, ULONG
-        sge_count);
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2SharedReceiveQueue *self, REFIID iid, void **object);
+    ULONG(STDMETHODCALLTYPE *AddRef)(IND2SharedReceiveQueue *self);
+    ULONG(STDMETHODCALLTYPE *Release)(IND2SharedReceiveQueue *self);
+    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2SharedReceiveQueue *self);
+    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(IND2SharedReceiveQueue *self, OVERLAPPED *overlapped, BOOL wait);
+    HRESULT(STDMETHODCALLTYPE *GetNotifyAffinity)(IND2SharedReceiveQueue *self, USHORT *group, KAFFINITY *affinity);
+    HRESULT(STDMETHODCALLTYPE *Modify)(IND2SharedReceiveQueue *self, ULONG depth, ULONG threshold);
+    HRESULT(STDMETHODCALLTYPE *Notify)(IND2SharedReceiveQueue *self, OVERLAPPED *overlapped);
+    HRESULT(STDMETHODCALLTYPE *Receive)(IND2SharedReceiveQueue *self, void *context, const ND2_SGE *sge,
+                                        ULONG sge_count);
 };
 struct IND2SharedReceiveQueue {
     const struct IND2SharedReceiveQueue_methods *methods;
@@ -123,10 +121,10 @@ struct IND2SharedReceiveQueue {
 
 typedef struct IND2MemoryWindow IND2MemoryWindow;
 struct IND2MemoryWindow_methods {
-    HRESULT (STDMETHODCALLTYPE *QueryInterface)(IND2MemoryWindow *self, REFIID iid, void **object);
-    ULONG (STDMETHODCALLTYPE *AddRef)(IND2MemoryWindow *self);
-    ULONG (STDMETHODCALLTYPE *Release)(IND2MemoryWindow *self);
-    UINT32 (STDMETHODCALLTYPE *GetRemoteToken)(IND2MemoryWindow *self);
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2MemoryWindow *self, REFIID iid, void **object);
+    ULONG(STDMETHODCALLTYPE *AddRef)(IND2MemoryWindow *self);
+    ULONG(STDMETHODCALLTYPE *Release)(IND2MemoryWindow *self);
+    UINT32(STDMETHODCALLTYPE *GetRemoteToken)(IND2MemoryWindow *self);
 };
 struct IND2MemoryWindow {
     const struct IND2MemoryWindow_methods *methods;
@@ -134,16 +132,16 @@ struct IND2MemoryWindow {
 
 typedef struct IND2MemoryRegion IND2MemoryRegion;
 struct IND2MemoryRegion_methods {
-    HRESULT (STDMETHODCALLTYPE *QueryInterface)(IND2MemoryRegion *self, REFIID iid, void **object);
-    ULONG (STDMETHODCALLTYPE *AddRef)(IND2MemoryRegion *self);
-    ULONG (STDMETHODCALLTYPE *Release)(IND2MemoryRegion *self);
-    HRESULT (STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2MemoryRegion *self);
-    HRESULT (STDMETHODCALLTYPE *GetOverlappedResult)(IND2MemoryRegion *self, OVERLAPPED *overlapped, BOOL wait);
-    HRESULT (STDMETHODCALLTYPE *Register)(IND2MemoryRegion *self, const void *buffer, SIZE_T size, ULONG flags,
-        OVERLAPPED *overlapped);
-    HRESULT (STDMETHODCALLTYPE *Deregister)(IND2MemoryRegion *self, OVERLAPPED *overlapped);
-    UINT32 (STDMETHODCALLTYPE *GetLocalToken)(IND2MemoryRegion *self);
-    UINT32 (STDMETHODCALLTYPE *GetRemoteToken)(IND2MemoryRegion *self);
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2MemoryRegion *self, REFIID iid, void **object);
+    ULONG(STDMETHODCALLTYPE *AddRef)(IND2MemoryRegion *self);
+    ULONG(STDMETHODCALLTYPE *Release)(IND2MemoryRegion *self);
+    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2MemoryRegion *self);
+    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(IND2MemoryRegion *self, OVERLAPPED *overlapped, BOOL wait);
+    HRESULT(STDMETHODCALLTYPE *Register)(IND2MemoryRegion *self, const void *buffer, SIZE_T size, ULONG flags,
+                                         OVERLAPPED *overlapped);
+    HRESULT(STDMETHODCALLTYPE *Deregister)(IND2MemoryRegion *self, OVERLAPPED *overlapped);
+    UINT32(STDMETHODCALLTYPE *GetLocalToken)(IND2MemoryRegion *self);
+    UINT32(STDMETHODCALLTYPE *GetRemoteToken)(IND2MemoryRegion *self);
 };
 struct IND2MemoryRegion {
     const struct IND2MemoryRegion_methods *methods;
@@ -151,20 +149,20 @@ struct IND2MemoryRegion {
 
 typedef struct IND2QueuePair IND2QueuePair;
 struct IND2QueuePair_methods {
-    HRESULT (STDMETHODCALLTYPE *QueryInterface)(IND2QueuePair *self, REFIID iid, void **object);
-    ULONG (STDMETHODCALLTYPE *AddRef)(IND2QueuePair *self);
-    ULONG (STDMETHODCALLTYPE *Release)(IND2QueuePair *self);
-    HRESULT (STDMETHODCALLTYPE *Flush)(IND2QueuePair *self);
-    HRESULT (STDMETHODCALLTYPE *Send)(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
-        ULONG flags);
-    HRESULT (STDMETHODCALLTYPE *Receive)(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count);
-    HRESULT (STDMETHODCALLTYPE *Bind)(IND2QueuePair *self, void *context, IUnknown *region, IUnknown *window,
-        const void *buffer, SIZE_T size, ULONG flags);
-    HRESULT (STDMETHODCALLTYPE *Invalidate)(IND2QueuePair *self, void *context, IUnknown *window, ULONG flags);
-    HRESULT (STDMETHODCALLTYPE *Read)(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
-        UINT64 remote_address, UINT32 remote_token, ULONG flags);
-    HRESULT (STDMETHODCALLTYPE *Write)(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
-        UINT64 remote_address, UINT32 remote_token, ULONG flags);
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2QueuePair *self, REFIID iid, void **object);
+    ULONG(STDMETHODCALLTYPE *AddRef)(IND2QueuePair *self);
+    ULONG(STDMETHODCALLTYPE *Release)(IND2QueuePair *self);
+    HRESULT(STDMETHODCALLTYPE *Flush)(IND2QueuePair *self);
+    HRESULT(STDMETHODCALLTYPE *Send)(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
+                                     ULONG flags);
+    HRESULT(STDMETHODCALLTYPE *Receive)(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count);
+    HRESULT(STDMETHODCALLTYPE *Bind)(IND2QueuePair *self, void *context, IUnknown *region, IUnknown *window,
+                                     const void *buffer, SIZE_T size, ULONG flags);
+    HRESULT(STDMETHODCALLTYPE *Invalidate)(IND2QueuePair *self, void *context, IUnknown *window, ULONG flags);
+    HRESULT(STDMETHODCALLTYPE *Read)(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
+                                     UINT64 remote_address, UINT32 remote_token, ULONG flags);
+    HRESULT(STDMETHODCALLTYPE *Write)(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
+                                      UINT64 remote_address, UINT32 remote_token, ULONG flags);
 };
 struct IND2QueuePair {
     const struct IND2QueuePair_methods *methods;
@@ -172,26 +170,27 @@ struct IND2QueuePair {
 
 typedef struct IND2Connector IND2Connector;
 struct IND2Connector_methods {
-    HRESULT (STDMETHODCALLTYPE *QueryInterface)(IND2Connector *self, REFIID iid, void **object);
-    ULONG (STDMETHODCALLTYPE *AddRef)(IND2Connector *self);
-    ULONG (STDMETHODCALLTYPE *Release)(IND2Connector *self);
-    HRESULT (STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2Connector *self);
-    HRESULT (STDMETHODCALLTYPE *GetOverlappedResult)(IND2Connector *self, OVERLAPPED *overlapped, BOOL wait);
-    HRESULT (STDMETHODCALLTYPE *Bind)(IND2Connector *self, const struct sockaddr *address, ULONG size);
-    HRESULT (STDMETHODCALLTYPE *Connect)(IND2Connector *self, IUnknown *queue_pair, const struct sockaddr
-        *destination, ULONG size, ULONG inbound_read_limit, ULONG outbound_read_limit, const void *private_data,
-        ULONG private_size, OVERLAPPED *overlapped);
-    HRESULT (STDMETHODCALLTYPE *CompleteConnect)(IND2Connector *self, OVERLAPPED *overlapped);
-    HRESULT (STDMETHODCALLTYPE *Accept)(IND2Connector *self, IUnknown *queue_pair, ULONG inbound_read_limit,
-        ULONG outbound_read_limit, const void *private_data, ULONG private_size, OVERLAPPED *overlapped);
-    HRESULT (STDMETHODCALLTYPE *Reject)(IND2Connector *self, const void *private_data, ULONG private_size);
-    HRESULT (STDMETHODCALLTYPE *GetReadLimits)(IND2Connector *self, ULONG *inbound_read_limit, ULONG
-        *outbound_read_limit);
-    HRESULT (STDMETHODCALLTYPE *GetPrivateData)(IND2Connector *self, void *private_data, ULONG *size);
-    HRESULT (STDMETHODCALLTYPE *GetLocalAddress)(IND2Connector *self, struct sockaddr *address, ULONG *size);
-    HRESULT (STDMETHODCALLTYPE *GetPeerAddress)(IND2Connector *self, struct sockaddr *address, ULONG *size);
-    HRESULT (STDMETHODCALLTYPE *NotifyDisconnect)(IND2Connector *self, OVERLAPPED *overlapped);
-    HRESULT (STDMETHODCALLTYPE *Disconnect)(IND2Connector *self, OVERLAPPED *overlapped);
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2Connector *self, REFIID iid, void **object);
+    ULONG(STDMETHODCALLTYPE *AddRef)(IND2Connector *self);
+    ULONG(STDMETHODCALLTYPE *Release)(IND2Connector *self);
+    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2Connector *self);
+    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(IND2Connector *self, OVERLAPPED *overlapped, BOOL wait);
+    HRESULT(STDMETHODCALLTYPE *Bind)(IND2Connector *self, const struct sockaddr *address, ULONG size);
+    HRESULT(STDMETHODCALLTYPE *Connect)(IND2Connector *self, IUnknown *queue_pair, const struct sockaddr *destination,
+                                        ULONG size, ULONG inbound_read_limit, ULONG outbound_read_limit,
+                                        const void *private_data, ULONG private_size, OVERLAPPED *overlapped);
+    HRESULT(STDMETHODCALLTYPE *CompleteConnect)(IND2Connector *self, OVERLAPPED *overlapped);
+    HRESULT(STDMETHODCALLTYPE *Accept)(IND2Connector *self, IUnknown *queue_pair, ULONG inbound_read_limit,
+                                       ULONG outbound_read_limit, const void *private_data, ULONG private_size,
+                                       OVERLAPPED *overlapped);
+    HRESULT(STDMETHODCALLTYPE *Reject)(IND2Connector *self, const void *private_data, ULONG private_size);
+    HRESULT(STDMETHODCALLTYPE *GetReadLimits)(IND2Connector *self, ULONG *inbound_read_limit,
+                                              ULONG *outbound_read_limit);
+    HRESULT(STDMETHODCALLTYPE *GetPrivateData)(IND2Connector *self, void *private_data, ULONG *size);
+    HRESULT(STDMETHODCALLTYPE *GetLocalAddress)(IND2Connector *self, struct sockaddr *address, ULONG *size);
+    HRESULT(STDMETHODCALLTYPE *GetPeerAddress)(IND2Connector *self, struct sockaddr *address, ULONG *size);
+    HRESULT(STDMETHODCALLTYPE *NotifyDisconnect)(IND2Connector *self, OVERLAPPED *overlapped);
+    HRESULT(STDMETHODCALLTYPE *Disconnect)(IND2Connector *self, OVERLAPPED *overlapped);
 };
 struct IND2Connector {
     const struct IND2Connector_methods *methods;
@@ -199,16 +198,15 @@ struct IND2Connector {
 
 typedef struct IND2Listener IND2Listener;
 struct IND2Listener_methods {
-    HRESULT (STDMETHODCALLTYPE *QueryInterface)(IND2Listener *self, REFIID iid, void **object);
-    ULONG (STDMETHODCALLTYPE *AddRef)(IND2Listener *self);
-    ULONG (STDMETHODCALLTYPE *Release)(IND2Listener *self);
-    HRESULT (STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2Listener *self);
-    HRESULT (STDMETHODCALLTYPE *GetOverlappedResult)(IND2Listener *self, OVERLAPPED *overlapped, BOOL wait);
-    HRESULT (STDMETHODCALLTYPE *Bind)(IND2Listener *self, const struct sockaddr *address, ULONG size);
-    HRESULT (STDMETHODCALLTYPE *Listen)(IND2Listener *self, ULONG backlog);
-    HRESULT (STDMETHODCALLTYPE *GetLocalAddress)(IND2Listener *self, struct sockaddr *address, ULONG *size);
-    HRESULT (STDMETHODCALLTYPE *GetConnectionRequest)(IND2Listener *self, IUnknown *connector, OVERLAPPED
-        *overlapped);
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2Listener *self, REFIID iid, void **object);
+    ULONG(STDMETHODCALLTYPE *AddRef)(IND2Listener *self);
+    ULONG(STDMETHODCALLTYPE *Release)(IND2Listener *self);
+    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2Listener *self);
+    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(IND2Listener *self, OVERLAPPED *overlapped, BOOL wait);
+    HRESULT(STDMETHODCALLTYPE *Bind)(IND2Listener *self, const struct sockaddr *address, ULONG size);
+    HRESULT(STDMETHODCALLTYPE *Listen)(IND2Listener *self, ULONG backlog);
+    HRESULT(STDMETHODCALLTYPE *GetLocalAddress)(IND2Listener *self, struct sockaddr *address, ULONG *size);
+    HRESULT(STDMETHODCALLTYPE *GetConnectionRequest)(IND2Listener *self, IUnknown *connector, OVERLAPPED *overlapped);
 };
 struct IND2Listener {
     const struct IND2Listener_methods *methods;
@@ -216,26 +214,29 @@ struct IND2Listener {
 
 typedef struct IND2Adapter IND2Adapter;
 struct IND2Adapter_methods {
-    HRESULT (STDMETHODCALLTYPE *QueryInterface)(IND2Adapter *self, REFIID iid, void **object);
-    ULONG (STDMETHODCALLTYPE *AddRef)(IND2Adapter *self);
-    ULONG (STDMETHODCALLTYPE *Release)(IND2Adapter *self);
-    HRESULT (STDMETHODCALLTYPE *CreateOverlappedFile)(IND2Adapter *self, HANDLE *file);
-    HRESULT (STDMETHODCALLTYPE *Query)(IND2Adapter *self, ND2_ADAPTER_INFO *info, ULONG *size);
-    HRESULT (STDMETHODCALLTYPE *QueryAddressList)(IND2Adapter *self, SOCKET_ADDRESS_LIST *list, ULONG *size);
-    HRESULT (STDMETHODCALLTYPE *CreateCompletionQueue)(IND2Adapter *self, REFIID iid, HANDLE file, ULONG depth,
-        USHORT group, KAFFINITY affinity, void **completion_queue);
-    HRESULT (STDMETHODCALLTYPE *CreateMemoryRegion)(IND2Adapter *self, REFIID iid, HANDLE file, void **region);
-    HRESULT (STDMETHODCALLTYPE *CreateMemoryWindow)(IND2Adapter *self, REFIID iid, void **window);
-    HRESULT (STDMETHODCALLTYPE *CreateSharedReceiveQueue)(IND2Adapter *self, REFIID iid, HANDLE file, ULONG
-        depth, ULONG max_sge, ULONG threshold, USHORT group, KAFFINITY affinity, void **queue);
-    HRESULT (STDMETHODCALLTYPE *CreateQueuePair)(IND2Adapter *self, REFIID iid, IUnknown *receive_queue,
-        IUnknown *initiator_queue, void *context, ULONG receive_depth, ULONG initiator_depth, ULONG
-        max_receive_sge, ULONG max_initiator_sge, ULONG inline_size, void **queue_pair);
-    HRESULT (STDMETHODCALLTYPE *CreateQueuePairWithSrq)(IND2Adapter *self, REFIID iid, IUnknown *receive_queue,
-        IUnknown *initiator_queue, IUnknown *shared_receive_queue, void *context, ULONG initiator_depth, ULONG
-        max_initiator_sge, ULONG inline_size, void **queue_pair);
-    HRESULT (STDMETHODCALLTYPE *CreateConnector)(IND2Adapter *self, REFIID iid, HANDLE file, void **connector);
-    HRESULT (STDMETHODCALLTYPE *CreateListener)(IND2Adapter *self, REFIID iid, HANDLE file, void **listener);
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2Adapter *self, REFIID iid, void **object);
+    ULONG(STDMETHODCALLTYPE *AddRef)(IND2Adapter *self);
+    ULONG(STDMETHODCALLTYPE *Release)(IND2Adapter *self);
+    HRESULT(STDMETHODCALLTYPE *CreateOverlappedFile)(IND2Adapter *self, HANDLE *file);
+    HRESULT(STDMETHODCALLTYPE *Query)(IND2Adapter *self, ND2_ADAPTER_INFO *info, ULONG *size);
+    HRESULT(STDMETHODCALLTYPE *QueryAddressList)(IND2Adapter *self, SOCKET_ADDRESS_LIST *list, ULONG *size);
+    HRESULT(STDMETHODCALLTYPE *CreateCompletionQueue)(IND2Adapter *self, REFIID iid, HANDLE file, ULONG depth,
+                                                      USHORT group, KAFFINITY affinity, void **completion_queue);
+    HRESULT(STDMETHODCALLTYPE *CreateMemoryRegion)(IND2Adapter *self, REFIID iid, HANDLE file, void **region);
+    HRESULT(STDMETHODCALLTYPE *CreateMemoryWindow)(IND2Adapter *self, REFIID iid, void **window);
+    HRESULT(STDMETHODCALLTYPE *CreateSharedReceiveQueue)(IND2Adapter *self, REFIID iid, HANDLE file, ULONG depth,
+                                                         ULONG max_sge, ULONG threshold, USHORT group,
+                                                         KAFFINITY affinity, void **queue);
+    HRESULT(STDMETHODCALLTYPE *CreateQueuePair)(IND2Adapter *self, REFIID iid, IUnknown *receive_queue,
+                                                IUnknown *initiator_queue, void *context, ULONG receive_depth,
+                                                ULONG initiator_depth, ULONG max_receive_sge, ULONG max_initiator_sge,
+                                                ULONG inline_size, void **queue_pair);
+    HRESULT(STDMETHODCALLTYPE *CreateQueuePairWithSrq)(IND2Adapter *self, REFIID iid, IUnknown *receive_queue,
+                                                       IUnknown *initiator_queue, IUnknown *shared_receive_queue,
+                                                       void *context, ULONG initiator_depth, ULONG max_initiator_sge,
+                                                       ULONG inline_size, void **queue_pair);
+    HRESULT(STDMETHODCALLTYPE *CreateConnector)(IND2Adapter *self, REFIID iid, HANDLE file, void **connector);
+    HRESULT(STDMETHODCALLTYPE *CreateListener)(IND2Adapter *self, REFIID iid, HANDLE file, void **listener);
 };
 struct IND2Adapter {
     const struct IND2Adapter_methods *methods;
@@ -243,13 +244,13 @@ struct IND2Adapter {
 
 typedef struct IND2Provider IND2Provider;
 struct IND2Provider_methods {
-    HRESULT (STDMETHODCALLTYPE *QueryInterface)(IND2Provider *self, REFIID iid, void **object);
-    ULONG (STDMETHODCALLTYPE *AddRef)(IND2Provider *self);
-    ULONG (STDMETHODCALLTYPE *Release)(IND2Provider *self);
-    HRESULT (STDMETHODCALLTYPE *QueryAddressList)(IND2Provider *self, SOCKET_ADDRESS_LIST *list, ULONG *size);
-    HRESULT (STDMETHODCALLTYPE *ResolveAddress)(IND2Provider *self, const struct sockaddr *address, ULONG size,
-        UINT64 *adapter_id);
-    HRESULT (STDMETHODCALLTYPE *OpenAdapter)(IND2Provider *self, REFIID iid, UINT64 adapter_id, void **adapter);
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2Provider *self, REFIID iid, void **object);
+    ULONG(STDMETHODCALLTYPE *AddRef)(IND2Provider *self);
+    ULONG(STDMETHODCALLTYPE *Release)(IND2Provider *self);
+    HRESULT(STDMETHODCALLTYPE *QueryAddressList)(IND2Provider *self, SOCKET_ADDRESS_LIST *list, ULONG *size);
+    HRESULT(STDMETHODCALLTYPE *ResolveAddress)(IND2Provider *self, const struct sockaddr *address, ULONG size,
+                                               UINT64 *adapter_id);
+    HRESULT(STDMETHODCALLTYPE *OpenAdapter)(IND2Provider *self, REFIID iid, UINT64 adapter_id, void **adapter);
 };
 struct IND2Provider {
     const struct IND2Provider_methods *methods;

@@ -1,13 +1,13 @@
 /* See by_hand.h.
  *
- * The end that connects tries again while nobody answers: the peer's program may not be ready yet. Either end gives up only
- * when requests have waited for the queue pair's retry time. So it is with a connection that has ended. The end that
- * accepts may get the peer's connection before its own program has named the peer. Such a connection waits for a while
- * (greeting.h).
+ * The end that connects tries again while nobody answers: the peer's program may not be ready yet. Either end gives up
+ * only when requests have waited for the queue pair's retry time. So it is with a connection that has ended. The end
+ * that accepts may get the peer's connection before its own program has named the peer. Such a connection waits for a
+ * while (greeting.h).
  *
- * A peer proves itself by the numbers and the PSNs of both ends, by its address, and on this machine by its user. A program
- * may stay in RTR, and then nobody here knows its own PSN. So an end that connects waits a moment for RTS, and greets without
- * that PSN if RTS does not come. At least one PSN is compared.
+ * A peer proves itself by the numbers and the PSNs of both ends, by its address, and on this machine by its user. A
+ * program may stay in RTR, and then nobody here knows its own PSN. So an end that connects waits a moment for RTS, and
+ * greets without that PSN if RTS does not come. At least one PSN is compared.
  */
 #include "by_hand.h"
 #include "address.h"
@@ -23,20 +23,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RETRY_MS 20
+#define RETRY_MS     20
 #define RETRY_MAX_MS 250
 /* The least time that requests wait for a peer that does not answer. */
 #define PATIENCE_MS 2000
-#define WATCH_MS 100
+#define WATCH_MS    100
 
 /* What connects a queue pair. It has references of its own: the queue pair's destruction only marks it. */
 struct hand {
     _Atomic int32_t references;
     pthread_mutex_t lock;
-    struct soft_qp *qp; /* NULL once the queue pair lets go */
+    struct soft_qp *qp;        /* NULL once the queue pair lets go */
     struct queue_pair *engine; /* held */
     struct connector *connector;
-    struct ear *ear; /* where the peer is expected; NULL if this end connects */
+    struct ear *ear;                   /* where the peer is expected; NULL if this end connects */
     struct sockaddr_storage own, peer; /* the peer's with the port of its number */
     uint32_t number, peer_number;
     uint32_t peer_psn;
@@ -266,8 +266,8 @@ static void accept_for(struct hand *hand, struct connector *connector)
 
     object_hold(held); /* as in try_to_connect */
     pthread_mutex_lock(&hand->lock);
-    bool refused = hand->done || hand->connected ||
-                   (hand->connector != NULL && connector_is_established(hand->connector));
+    bool refused =
+        hand->done || hand->connected || (hand->connector != NULL && connector_is_established(hand->connector));
     struct connector *other = refused ? connector : hand->connector;
     if (!refused)
         hand->connector = connector;
@@ -421,7 +421,8 @@ int hand_check(struct soft_qp *qp)
     if (!soft_address_of(&attributes->ah_attr.grh.dgid, &own, &peer) || attributes->dest_qp_num >> 8 == 0)
         return EINVAL;
     /* A queue pair has one connection, so it cannot be at both of its ends. */
-    if (attributes->dest_qp_num == qp->ibv.qp_num && address_same((const struct sockaddr *)&own, (struct sockaddr *)&peer))
+    if (attributes->dest_qp_num == qp->ibv.qp_num &&
+        address_same((const struct sockaddr *)&own, (struct sockaddr *)&peer))
         return EOPNOTSUPP;
     struct hand *hand = calloc(1, sizeof *hand);
     if (hand == NULL)

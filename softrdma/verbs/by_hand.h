@@ -1,8 +1,8 @@
 /* Connections that programs make with ibv_modify_qp().
  *
- * A GID and a number, which programs exchange by their own means, say where the peer's queue pair is (numbers.h). Both ends
- * know both numbers and GIDs. The end whose pair of them is smaller connects, the other one accepts. The start-up frame
- * carries what the peer proves itself by (greeting.h).
+ * A GID and a number, which programs exchange by their own means, say where the peer's queue pair is (numbers.h). Both
+ * ends know both numbers and GIDs. The end whose pair of them is smaller connects, the other one accepts. The start-up
+ * frame carries what the peer proves itself by (greeting.h).
  */
 #ifndef SOFTVERBS_BY_HAND_H
 #define SOFTVERBS_BY_HAND_H

@@ -22,8 +22,8 @@
 
 /* What both siw and the field for its size in struct rdma_conn_param can carry. */
 #define CM_MAX_PRIVATE_DATA 252u
-#define CM_ACK_TIMEOUT 18
-#define CM_MAX_ACK_TIMEOUT 31
+#define CM_ACK_TIMEOUT      18
+#define CM_MAX_ACK_TIMEOUT  31
 
 enum cm_state {
     CM_IDLE,
@@ -48,7 +48,7 @@ struct cm_channel {
 };
 
 struct cm_id {
-    struct rdma_cm_id rdma; /* first */
+    struct rdma_cm_id rdma;     /* first */
     struct cm_id *next, **link; /* list of cm_identifier.c, under its lock */
     uint32_t generation;
     _Atomic int32_t references; /* the program's and the timer's */
@@ -71,11 +71,11 @@ struct cm_id {
     struct listener *listeners[2];
     uint32_t backlog, waiting_requests;
     struct connector *connector;
-    uint32_t qp_number; /* of the connection's queue pair */
+    uint32_t qp_number;         /* of the connection's queue pair */
     uint32_t inbound, outbound; /* read limits: the peer's until accepted, then what both agreed on */
-    uint8_t service_type; /* of the connections that it begins or lets in */
-    uint8_t ack_timeout; /* TCP has its own; programs are told this one */
-    struct timer timer; /* until TIMEWAIT_EXIT; holds a reference while set */
+    uint8_t service_type;       /* of the connections that it begins or lets in */
+    uint8_t ack_timeout;        /* TCP has its own; programs are told this one */
+    struct timer timer;         /* until TIMEWAIT_EXIT; holds a reference while set */
 
     /* For the event that memory is not left for. Programs wait for events without a limit. */
     struct cm_event *_Atomic spare_event;

@@ -9,10 +9,10 @@
 #include <unistd.h>
 
 /* What a RoCE adapter would report. Programs print it. */
-#define PATH_HOPS 64
-#define PATH_EXACTLY 2
+#define PATH_HOPS      64
+#define PATH_EXACTLY   2
 #define PATH_LIFE_TIME 18
-#define DEFAULT_PKEY 0xFFFF
+#define DEFAULT_PKEY   0xFFFF
 /* An address is looked for with any port. */
 #define PORT_DISCARD 9
 

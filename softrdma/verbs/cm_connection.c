@@ -9,12 +9,12 @@
 #include <string.h>
 
 /* Reasons of InfiniBand's connection manager, which REJECTED reports. */
-#define REJECT_NO_LISTENER 8
+#define REJECT_NO_LISTENER     8
 #define REJECT_OTHER_TRANSPORT 9
-#define REJECT_CONSUMER 28
+#define REJECT_CONSUMER        28
 /* How long a queue pair's number stays unusable after a connection, as far as programs see. */
-#define TIMEWAIT_MS 1000
-#define MAX_BACKLOG 1024
+#define TIMEWAIT_MS   1000
+#define MAX_BACKLOG   1024
 #define DEFAULT_LIMIT UINT8_MAX
 
 int cm_connection_errno(nd_status status)
@@ -173,7 +173,7 @@ static void connector_reports(void *owner, struct connector *connector, enum con
                               nd_status status)
 {
     static const enum cm_state states[] = {
-        [CONNECTOR_OFFERED] = CM_OFFERED,         [CONNECTOR_REFUSED] = CM_FAILED,  [CONNECTOR_FAILED] = CM_FAILED,
+        [CONNECTOR_OFFERED] = CM_OFFERED,         [CONNECTOR_REFUSED] = CM_FAILED, [CONNECTOR_FAILED] = CM_FAILED,
         [CONNECTOR_ESTABLISHED] = CM_ESTABLISHED, [CONNECTOR_ENDED] = CM_ENDED,
     };
     struct cm_id *id = owner;

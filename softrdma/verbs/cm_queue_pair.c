@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define HOP_LIMIT 64
-#define RETRIES 7 /* of both kinds, so those of a receiver that is not ready have no end */
+#define RETRIES   7 /* of both kinds, so those of a receiver that is not ready have no end */
 
 /* ---- Completion queues that nobody named ---- */
 
@@ -211,8 +211,8 @@ static void ready_to_send(const struct cm_id *id, struct ibv_qp_attr *out, int *
     out->timeout = id->ack_timeout;
     out->retry_cnt = out->rnr_retry = RETRIES;
     out->max_rd_atomic = (uint8_t)id->outbound;
-    *mask = IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-            IBV_QP_MAX_QP_RD_ATOMIC;
+    *mask =
+        IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
 }
 
 /* As the kernel has it: before an attempt any state gets INIT's attributes, without rights. */

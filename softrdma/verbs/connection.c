@@ -9,8 +9,8 @@
  *   ACCEPTING    first message -> ESTABLISHED; failed -> OVER
  *   ESTABLISHED  ended by either side -> OVER
  *
- * The lock is outside of the engine's. Streams are handled after it was released, so an event may find that the connector
- * has moved on. Events are delivered one at a time by whichever thread finds nobody delivering.
+ * The lock is outside of the engine's. Streams are handled after it was released, so an event may find that the
+ * connector has moved on. Events are delivered one at a time by whichever thread finds nobody delivering.
  */
 #include "connection.h"
 #include "address.h"
@@ -25,11 +25,11 @@
 #define ACCEPT_AGAIN_MS 50
 /* How many connections a listener takes before other sockets of the worker get their turn. */
 #define ACCEPT_ROUND 64
-/* How often an attempt that insists is made again, and after what time; each time is twice the one before. A program that
- * has just got its peer's message connects sooner than with a card, where resolving takes longer. Its peer may have sent
- * that message just before it listens. */
+/* How often an attempt that insists is made again, and after what time; each time is twice the one before. A program
+ * that has just got its peer's message connects sooner than with a card, where resolving takes longer. Its peer may
+ * have sent that message just before it listens. */
 #define INSIST_TIMES 3u
-#define INSIST_MS 10u
+#define INSIST_MS    10u
 
 enum state { IDLE, CONNECTING, OFFERED, REQUESTED, ACCEPTING, ESTABLISHED, OVER };
 
@@ -53,7 +53,7 @@ struct connector {
     unsigned event_count;
     struct connector_offer offer;
     uint8_t private_data[MPA_MAX_PRIVATE_DATA];
-    unsigned insists; /* how often it still tries again */
+    unsigned insists;     /* how often it still tries again */
     uint8_t service_type; /* 0: what the socket has */
 };
 
@@ -264,8 +264,8 @@ void connector_event(struct connector *connector, struct stream *stream, unsigne
         connector->state = OVER;
         add_event(connector, CONNECTOR_REFUSED, ND_CONNECTION_REFUSED);
         detached = detach(connector);
-    } else if ((events & EVENT_FAILED) != 0 && (connector->state == CONNECTING || connector->state == OFFERED ||
-                                                connector->state == ACCEPTING)) {
+    } else if ((events & EVENT_FAILED) != 0 &&
+               (connector->state == CONNECTING || connector->state == OFFERED || connector->state == ACCEPTING)) {
         /* Something took the TCP connection and the request, and gave no answer of iWARP. */
         if (connector->state == CONNECTING && status == ND_CONNECTION_REFUSED && stream->sent_bytes > 0)
             status = ND_CONNECTION_INVALID;
@@ -687,8 +687,7 @@ static void accept_all(struct listener *listener)
             return;
         }
         struct stream *stream = NULL;
-        bool served = socket_address(handle, &local) &&
-                      (!listener->wildcard || soft_serves((struct sockaddr *)&local));
+        bool served = socket_address(handle, &local) && (!listener->wildcard || soft_serves((struct sockaddr *)&local));
         if (served)
             stream = stream_create(listener->object.adapter, handle);
         else
@@ -756,8 +755,7 @@ nd_status listener_create(struct adapter *adapter, socket_handle handle, listene
     listener->handle = handle;
     listener->arrived = arrived;
     listener->owner = owner;
-    listener->wildcard =
-        socket_address(handle, &address) && address_is_wildcard((const struct sockaddr *)&address);
+    listener->wildcard = socket_address(handle, &address) && address_is_wildcard((const struct sockaddr *)&address);
     nd_status status = ND_SUCCESS;
     if (listen(handle, SOMAXCONN) != 0)
         status = errno == EADDRINUSE ? ND_SHARING_VIOLATION : ND_INSUFFICIENT_RESOURCES;

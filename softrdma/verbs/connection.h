@@ -1,7 +1,8 @@
 /* Connections and listening sockets, for the connection manager and for queue pairs that programs connect by hand.
  *
- * A connector is one side of an attempt and of the connection that comes of it. Its owner gets events, one at a time and
- * without locks. After connector_close() no event begins; connector_close() waits for one that runs on another thread.
+ * A connector is one side of an attempt and of the connection that comes of it. Its owner gets events, one at a time
+ * and without locks. After connector_close() no event begins; connector_close() waits for one that runs on another
+ * thread.
  */
 #ifndef SOFTVERBS_CONNECTION_H
 #define SOFTVERBS_CONNECTION_H
@@ -10,9 +11,10 @@
 #include "stream.h"
 
 enum connector_event_type {
-    CONNECTOR_OFFERED,     /* active: the peer accepted; connector_complete() or connector_reject() follows */
-    CONNECTOR_REFUSED,     /* active: the peer's program rejected; there may be private data */
-    CONNECTOR_FAILED,      /* the attempt failed with `status`: ND_CONNECTION_INVALID if a TCP server there speaks no iWARP */
+    CONNECTOR_OFFERED, /* active: the peer accepted; connector_complete() or connector_reject() follows */
+    CONNECTOR_REFUSED, /* active: the peer's program rejected; there may be private data */
+    CONNECTOR_FAILED,  /* the attempt failed with `status`: ND_CONNECTION_INVALID if a TCP server there speaks no iWARP
+                        */
     CONNECTOR_ESTABLISHED, /* passive: the peer's first message arrived */
     CONNECTOR_ENDED        /* an established connection is over */
 };

@@ -18,22 +18,23 @@ const char face_prefix[] = "SOFTVERBS_";
 /* As long as the kernel's connection manager waits on RoCE. */
 const uint32_t face_patience_ms = 60000;
 
-#define FIRMWARE "softverbs"
+#define FIRMWARE           "softverbs"
 #define PORT_STATE_LINK_UP 5
-#define WIDTH_4X 2
-#define SPEED_EDR 32
+#define WIDTH_4X           2
+#define SPEED_EDR          32
 
 /* Libraries of cards (libmlx5, libefa) look for their own pointer behind any device. */
 static struct {
     struct ibv_device device;
     uint64_t none[32];
 } only = {
-    .device = {
-        .node_type = IBV_NODE_RNIC,
-        .transport_type = IBV_TRANSPORT_IWARP,
-        .name = SOFT_NAME,
-        .dev_name = SOFT_NAME,
-    },
+    .device =
+        {
+            .node_type = IBV_NODE_RNIC,
+            .transport_type = IBV_TRANSPORT_IWARP,
+            .name = SOFT_NAME,
+            .dev_name = SOFT_NAME,
+        },
 };
 
 /* All contexts of the process share one adapter, which lives as long as one of them. */
@@ -100,9 +101,7 @@ void face_free(struct object *object)
     UNUSED(object); /* the faces are freed by the calls that destroy them */
 }
 
-void face_stopping(void)
-{
-}
+void face_stopping(void) {}
 
 void face_adapter_removed(struct adapter *removed)
 {
@@ -377,7 +376,8 @@ EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_attr 
     return 0;
 }
 
-/* The exported call is that of programs that were built before the structure grew. Newer ones come through the context. */
+/* The exported call is that of programs that were built before the structure grew. Newer ones come through the context.
+ */
 #undef ibv_query_port
 EXPORT int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *out)
 {

@@ -1,11 +1,11 @@
 /* Events that a program waits for on a descriptor.
  *
- * The descriptor is an eventfd that counts the events of the list. Both change together, under the lock. A program may wait
- * for it with poll() or sleep in event_take(). O_NONBLOCK prevents that. After a signal, event_take() goes on if all handlers
- * have SA_RESTART, as a read() of the descriptor would.
+ * The descriptor is an eventfd that counts the events of the list. Both change together, under the lock. A program may
+ * wait for it with poll() or sleep in event_take(). O_NONBLOCK prevents that. After a signal, event_take() goes on if
+ * all handlers have SA_RESTART, as a read() of the descriptor would.
  *
- * A handler may leave event_take() by siglongjmp(), as it may leave a read(). So signals are off but for the sleep, during
- * which the thread has nothing that others need.
+ * A handler may leave event_take() by siglongjmp(), as it may leave a read(). So signals are off but for the sleep,
+ * during which the thread has nothing that others need.
  */
 #include "soft.h"
 #include "driving.h"
@@ -28,7 +28,7 @@
 
 /* The list begins with this node, which is no event. */
 struct head {
-    struct event event; /* first */
+    struct event event;  /* first */
     uint32_t generation; /* of the process that has the queue */
 };
 

@@ -10,7 +10,7 @@
 #define WAIT_MS 10000
 /* One queue pair has one peer. Others may be attempts that the peer has given up, or a stranger's. */
 #define WAITING_EACH 4u
-#define WAITING_ALL 256u
+#define WAITING_ALL  256u
 
 static const uint8_t magic[8] = {'s', 'o', 'f', 't', 'q', 'p', 0, 2};
 

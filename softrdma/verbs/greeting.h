@@ -18,7 +18,7 @@
 #define GREETING_SIZE 24u
 /* A PSN has 24 bits. */
 #define PSN_MASK 0xFFFFFFu
-#define NO_PSN UINT32_MAX
+#define NO_PSN   UINT32_MAX
 
 struct greeting {
     uint32_t to, from;

@@ -7,7 +7,7 @@
 #include <time.h>
 
 /* The device has no atomics, so their right changes nothing. Programs ask for it all the same. */
-#define KNOWN_ACCESS                                                                                    \
+#define KNOWN_ACCESS                                                                                  \
     (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_MW_BIND | \
      IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_OPTIONAL_RANGE)
 

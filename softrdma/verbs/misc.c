@@ -130,11 +130,11 @@ EXPORT int ibv_read_sysfs_file(const char *folder, const char *name, char *out, 
 
 /* ---- Absent ---- */
 
-#define ABSENT_ERRNO(name, parameters)  \
-    EXPORT int name parameters;         \
-    EXPORT int name parameters          \
-    {                                   \
-        return errno = EOPNOTSUPP;      \
+#define ABSENT_ERRNO(name, parameters) \
+    EXPORT int name parameters;        \
+    EXPORT int name parameters         \
+    {                                  \
+        return errno = EOPNOTSUPP;     \
     }
 
 #define ABSENT_POINTER(type, name, parameters) \
@@ -147,16 +147,14 @@ EXPORT int ibv_read_sysfs_file(const char *folder, const char *name, char *out, 
 
 #define ABSENT_NOTHING(name, parameters) \
     EXPORT void name parameters;         \
-    EXPORT void name parameters          \
-    {                                    \
-    }
+    EXPORT void name parameters {}
 
 #define ABSENT_NUMBER(type, name, parameters, error) \
     EXPORT type name parameters;                     \
     EXPORT type name parameters                      \
     {                                                \
         errno = error;                               \
-        return (type)-1;                             \
+        return (type) - 1;                           \
     }
 
 #define ABSENT_ANSWER(type, name, parameters) \
@@ -176,9 +174,8 @@ ABSENT_POINTER(struct ibv_ah, ibv_create_ah_from_wc,
 ABSENT_ERRNO(ibv_init_ah_from_wc, (struct ibv_context * context, uint8_t port, struct ibv_wc *wc, struct ibv_grh *grh,
                                    struct ibv_ah_attr *out))
 ABSENT_ERRNO(ibv_destroy_ah, (struct ibv_ah * ah))
-ABSENT_ERRNO(ibv_resolve_eth_l2_from_gid,
-             (struct ibv_context * context, struct ibv_ah_attr *attributes, uint8_t mac[ETHERNET_LL_SIZE],
-              uint16_t *vlan))
+ABSENT_ERRNO(ibv_resolve_eth_l2_from_gid, (struct ibv_context * context, struct ibv_ah_attr *attributes,
+                                           uint8_t mac[ETHERNET_LL_SIZE], uint16_t *vlan))
 ABSENT_ERRNO(ibv_attach_mcast, (struct ibv_qp * qp, const union ibv_gid *gid, uint16_t lid))
 ABSENT_ERRNO(ibv_detach_mcast, (struct ibv_qp * qp, const union ibv_gid *gid, uint16_t lid))
 

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define PORT_QUEUE_PAIRS 256u
-#define PORT_TRIES 64
+#define PORT_TRIES       64
 
 struct port {
     struct port *next;
@@ -169,8 +169,8 @@ static void share(socket_handle handle, int option, int on)
 }
 
 /* Linux lets a socket listen within what another one has reserved if both would share. The other one does so only for
- * this moment: else a stranger could listen on the port's other addresses. Sockets with SO_REUSEPORT share with those of
- * their user only. A process that has changed its user since it reserved the port has to do with SO_REUSEADDR. */
+ * this moment: else a stranger could listen on the port's other addresses. Sockets with SO_REUSEPORT share with those
+ * of their user only. A process that has changed its user since it reserved the port has to do with SO_REUSEADDR. */
 static int open_ear(struct ear *ear, struct adapter *adapter, listener_arrived *arrived)
 {
     static const int options[] = {SO_REUSEPORT, SO_REUSEADDR};

@@ -1,8 +1,8 @@
 /* Numbers of queue pairs.
  *
- * A number has 16 bits of a TCP port and 8 bits of an index. The process that has the queue pair reserves the port on all
- * addresses as long as it has such queue pairs, so that no other program gets it. It listens only on addresses by which
- * a queue pair expects its peer.
+ * A number has 16 bits of a TCP port and 8 bits of an index. The process that has the queue pair reserves the port on
+ * all addresses as long as it has such queue pairs, so that no other program gets it. It listens only on addresses by
+ * which a queue pair expects its peer.
  */
 #ifndef SOFTVERBS_NUMBERS_H
 #define SOFTVERBS_NUMBERS_H

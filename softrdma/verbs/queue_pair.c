@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 /* ---- Creation ---- */
 
 static int check(const struct ibv_qp_init_attr_ex *attributes)
@@ -266,8 +265,8 @@ EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int
     int needed = needed_mask(from, to);
     bool by_hand = (mask & IBV_QP_AV) != 0 && hand_names_a_peer(attributes);
     if (((mask & IBV_QP_CUR_STATE) != 0 && attributes->cur_qp_state != from) || !may_follow(from, to) ||
-        (to == IBV_QPS_RTR && (mask & IBV_QP_AV) != 0 && hand_names_nobody(attributes)) ||
-        (mask & needed) != needed || ((mask & IBV_QP_PORT) != 0 && attributes->port_num != 1) ||
+        (to == IBV_QPS_RTR && (mask & IBV_QP_AV) != 0 && hand_names_nobody(attributes)) || (mask & needed) != needed ||
+        ((mask & IBV_QP_PORT) != 0 && attributes->port_num != 1) ||
         ((mask & IBV_QP_MAX_QP_RD_ATOMIC) != 0 && attributes->max_rd_atomic > MAX_READ_LIMIT) ||
         ((mask & IBV_QP_MAX_DEST_RD_ATOMIC) != 0 && attributes->max_dest_rd_atomic > MAX_READ_LIMIT))
         error = EINVAL;
@@ -492,10 +491,9 @@ int soft_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_w
 
     for (; wr != NULL; wr = wr->next) {
         int error = EINVAL;
-        if (qp->state != IBV_QPS_RESET && wr->num_sge >= 0 &&
-            wr->num_sge <= (int)qp->qp->limits.receive_sge)
-            error = error_of(qp_receive(qp->qp, (void *)(uintptr_t)wr->wr_id, sge,
-                                        soft_sges(sge, wr->sg_list, wr->num_sge)));
+        if (qp->state != IBV_QPS_RESET && wr->num_sge >= 0 && wr->num_sge <= (int)qp->qp->limits.receive_sge)
+            error = error_of(
+                qp_receive(qp->qp, (void *)(uintptr_t)wr->wr_id, sge, soft_sges(sge, wr->sg_list, wr->num_sge)));
         if (error != 0) {
             *bad = wr;
             return error;

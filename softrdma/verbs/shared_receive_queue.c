@@ -126,8 +126,8 @@ int soft_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_r
     for (; wr != NULL; wr = wr->next) {
         int error = EINVAL;
         if (wr->num_sge >= 0 && wr->num_sge <= (int)srq->srq->max_sge)
-            error = soft_errno(srq_receive(srq->srq, (void *)(uintptr_t)wr->wr_id, sge,
-                                           soft_sges(sge, wr->sg_list, wr->num_sge)));
+            error = soft_errno(
+                srq_receive(srq->srq, (void *)(uintptr_t)wr->wr_id, sge, soft_sges(sge, wr->sg_list, wr->num_sge)));
         if (error != 0) {
             *bad = wr;
             return error;

@@ -1,7 +1,8 @@
 /* The verbs face: what a program's structures are inside.
  *
- * libsoftverbs.so exports the calls of libibverbs and librdmacm over one device, soft0. A structure that a program sees,
- * such as struct ibv_qp, is the first member of the structure here, which is also the `face` of the engine's object.
+ * libsoftverbs.so exports the calls of libibverbs and librdmacm over one device, soft0. A structure that a program
+ * sees, such as struct ibv_qp, is the first member of the structure here, which is also the `face` of the engine's
+ * object.
  */
 #ifndef SOFTVERBS_SOFT_H
 #define SOFTVERBS_SOFT_H
@@ -20,12 +21,12 @@
 /* A call that had another signature in its first version. The version script names both. */
 #define EXPORT_VERSION(name, symbol) __asm__(".symver " #name ", " symbol)
 
-#define SOFT_NAME "soft0"
-#define SOFT_VENDOR_ID 0x736Eu
-#define SOFT_PART_ID 0x0003u
-#define SOFT_MAX_GIDS 64
-#define SOFT_MAX_QP_WR 16384u
-#define SOFT_MAX_SRQ_WR 16384u
+#define SOFT_NAME              "soft0"
+#define SOFT_VENDOR_ID         0x736Eu
+#define SOFT_PART_ID           0x0003u
+#define SOFT_MAX_GIDS          64
+#define SOFT_MAX_QP_WR         16384u
+#define SOFT_MAX_SRQ_WR        16384u
 #define SOFT_RNR_RETRY_ENDLESS 7
 
 /* ---- Events that a program waits for on a descriptor ---- */
@@ -44,11 +45,11 @@ struct event_queue {
 bool event_queue_start(struct event_queue *queue);
 void event_queue_end(struct event_queue *queue);
 void event_put(struct event_queue *queue, struct event *event);
-/* Sleeps until the descriptor is readable. Returns early for no reason, and with EINTR in errno and false after a signal.
- * `signals` are those that the thread blocks meanwhile. */
+/* Sleeps until the descriptor is readable. Returns early for no reason, and with EINTR in errno and false after a
+ * signal. `signals` are those that the thread blocks meanwhile. */
 typedef bool event_sleep(int descriptor, const sigset_t *signals);
-/* Takes the oldest event. Waits for one, unless the descriptor does not block. NULL with errno otherwise. `sleep` may be
- * workers_drive_until(), which has the thread work for all meanwhile, or NULL. */
+/* Takes the oldest event. Waits for one, unless the descriptor does not block. NULL with errno otherwise. `sleep` may
+ * be workers_drive_until(), which has the thread work for all meanwhile, or NULL. */
 struct event *event_take(struct event_queue *queue, event_sleep *sleep);
 /* Takes out each event for which `matches` is true and hands it to free(). */
 void event_remove(struct event_queue *queue, bool (*matches)(const struct event *event, const void *what),
@@ -58,10 +59,10 @@ void event_remove(struct event_queue *queue, bool (*matches)(const struct event 
 
 struct soft_context {
     struct verbs_context verbs; /* its last member is the struct ibv_context that programs have */
-    struct adapter *adapter; /* one for all contexts of the process */
-    struct event_queue events; /* asynchronous events: struct soft_async_event */
-    struct soft_context *next; /* list of device.c */
-    uint32_t generation;       /* of the process that opened it */
+    struct adapter *adapter;    /* one for all contexts of the process */
+    struct event_queue events;  /* asynchronous events: struct soft_async_event */
+    struct soft_context *next;  /* list of device.c */
+    uint32_t generation;        /* of the process that opened it */
 };
 
 struct soft_async_event {
@@ -97,8 +98,8 @@ struct soft_cq_event {
 struct soft_cq {
     struct ibv_cq ibv;
     struct completion_queue *cq;
-    _Atomic int32_t users; /* queue pairs */
-    _Atomic uint32_t events_given; /* to be acknowledged */
+    _Atomic int32_t users;               /* queue pairs */
+    _Atomic uint32_t events_given;       /* to be acknowledged */
     struct soft_cq_event *_Atomic spare; /* for the next notification */
     _Atomic bool failed;
 };
@@ -115,7 +116,7 @@ struct hand;
 struct soft_qp {
     struct ibv_qp ibv;
     _Atomic int32_t references; /* the program's, and those of soft_qp_hold() */
-    pthread_mutex_t lock; /* of everything below; taken outside of the engine's locks */
+    pthread_mutex_t lock;       /* of everything below; taken outside of the engine's locks */
     bool destroyed;
     struct queue_pair *qp;
     struct hand *hand; /* what connects it, if ibv_modify_qp() does; under numbers_lock */
@@ -135,8 +136,9 @@ static inline struct adapter *adapter_of(struct ibv_context *context)
     return soft_context(context)->adapter;
 }
 
-/* Whether a forked child has the context from its parent. Then nothing of it may be used: sets errno to EIO. What closes an
- * object succeeds without doing anything. The calls of requests and completions are others in such a context. */
+/* Whether a forked child has the context from its parent. Then nothing of it may be used: sets errno to EIO. What
+ * closes an object succeeds without doing anything. The calls of requests and completions are others in such a context.
+ */
 bool soft_inherited(const struct ibv_context *context);
 
 /* An errno for a status of the engine. */
@@ -152,13 +154,13 @@ void soft_answer(void *out, size_t size, const void *answer, size_t answer_size)
 struct ibv_context *soft_shared_context(void);
 struct ibv_device *soft_device(void);
 
-/* addresses.c: the machine's addresses, those of IPv4 first, then loopback, then link-local ones with their scope. Returns
- * their number, or -1 and sets errno if there is no memory or no descriptor to ask the system. */
+/* addresses.c: the machine's addresses, those of IPv4 first, then loopback, then link-local ones with their scope.
+ * Returns their number, or -1 and sets errno if there is no memory or no descriptor to ask the system. */
 int soft_addresses(struct sockaddr_storage *out, int max);
 bool soft_serves(const struct sockaddr *address);
 void soft_gid_of(const struct sockaddr *address, union ibv_gid *gid);
-/* The address of a peer's GID, as it is reached from an own address. False if the GID is not one of an address, or not one that
- * is reached from there. The port is 0. */
+/* The address of a peer's GID, as it is reached from an own address. False if the GID is not one of an address, or not
+ * one that is reached from there. The port is 0. */
 bool soft_address_of(const union ibv_gid *gid, const struct sockaddr_storage *own, struct sockaddr_storage *out);
 
 /* completion.c */
@@ -175,7 +177,8 @@ struct soft_qp *soft_qp_hold(uint32_t number);
 void soft_qp_drop(struct soft_qp *qp);
 /* Elements of a request in the engine's form. Returns their number. `out` has room for as many. */
 uint32_t soft_sges(ND2_SGE *out, const struct ibv_sge *sge, int count);
-/* The connection manager moves its queue pair to INIT, ready to receive or ready to send, with what both peers agreed on. */
+/* The connection manager moves its queue pair to INIT, ready to receive or ready to send, with what both peers agreed
+ * on. */
 void soft_qp_move(struct soft_qp *qp, const struct ibv_qp_attr *attributes, int mask);
 /* It moves the queue pair to the error state. */
 void soft_qp_fail(struct soft_qp *qp);

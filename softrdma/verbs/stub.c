@@ -18,13 +18,13 @@
 
 /* Version 34 is the default because musl knows only defaults, and most distributions have it. */
 #define OTHER_GENERATIONS "25, 33, 57, 59, 64, 65"
-#define EXPORT_AS(object, name)                                       \
-    __asm__(".globl " name "_34\n"                                    \
-            ".set " name "_34, " object "\n"                          \
-            ".symver " name "_34, " name "@@IBVERBS_PRIVATE_34\n"     \
-            ".irp version, " OTHER_GENERATIONS "\n"                   \
-            ".globl " name "_\\version\n"                             \
-            ".set " name "_\\version, " object "\n"                   \
+#define EXPORT_AS(object, name)                                                \
+    __asm__(".globl " name "_34\n"                                             \
+            ".set " name "_34, " object "\n"                                   \
+            ".symver " name "_34, " name "@@IBVERBS_PRIVATE_34\n"              \
+            ".irp version, " OTHER_GENERATIONS "\n"                            \
+            ".globl " name "_\\version\n"                                      \
+            ".set " name "_\\version, " object "\n"                            \
             ".symver " name "_\\version, " name "@IBVERBS_PRIVATE_\\version\n" \
             ".endr\n")
 
@@ -39,9 +39,7 @@ PRIVATE void *unsupported_pointer(void)
     return NULL;
 }
 
-PRIVATE void nothing(void)
-{
-}
+PRIVATE void nothing(void) {}
 
 /* The kernel gives this type to the GIDs of iWARP devices. Its text in /sys is "IB/RoCE v1". */
 PRIVATE int gid_type(void *context, uint8_t port, unsigned index, int *type)

@@ -1,6 +1,6 @@
-/* The devices of a machine, as a file of this folder describes them: the provider without a device of tests/unit, with a table of
-   devices in place of its only one. Python fills the table by the functions machine_…(). In the object files of that provider,
-   the functions that are here too have been given names that begin with "one_". */
+/* The devices of a machine, as a file of this folder describes them: the provider without a device of tests/unit, with
+   a table of devices in place of its only one. Python fills the table by the functions machine_...(). In the object
+   files of that provider, the functions that are here too have been given names that begin with "one_". */
 
 #include "fake_verbs.h"
 
@@ -49,8 +49,8 @@ void machine_print(const char *lines)
 }
 
 /* Add a device. Returns 0 if the table is full. The errors are what the calls fail with, 0 for none. */
-int machine_add_device(const char *name, const char *firmware, uint32_t vendor, uint32_t part, uint64_t guid, int unconnected,
-    int open_error, int query_error)
+int machine_add_device(const char *name, const char *firmware, uint32_t vendor, uint32_t part, uint64_t guid,
+                       int unconnected, int open_error, int query_error)
 {
     struct device *made = &table[count];
 
@@ -171,7 +171,7 @@ int ibv_query_port_speed(struct ibv_context *context, uint32_t number, uint64_t 
 }
 
 ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t most, uint32_t flags,
-    size_t size)
+                             size_t size)
 {
     size_t found = 0;
     int i;
@@ -189,8 +189,8 @@ ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *
     return (ssize_t)found;
 }
 
-int _ibv_query_gid_ex(struct ibv_context *context, uint32_t number, uint32_t index, struct ibv_gid_entry *out, uint32_t flags,
-    size_t size)
+int _ibv_query_gid_ex(struct ibv_context *context, uint32_t number, uint32_t index, struct ibv_gid_entry *out,
+                      uint32_t flags, size_t size)
 {
     int i;
 

@@ -148,8 +148,8 @@ static int poll_cq(struct ibv_cq *cq, int number, struct ibv_wc *out)
     return done;
 }
 
-static struct ibv_context context = {.ops = {.post_send = post_send, .post_recv = post_recv,
-    .post_srq_recv = post_srq_recv, .poll_cq = poll_cq}};
+static struct ibv_context context = {
+    .ops = {.post_send = post_send, .post_recv = post_recv, .post_srq_recv = post_srq_recv, .poll_cq = poll_cq}};
 struct ibv_qp queue_pair = {.context = &context};
 struct ibv_srq shared_queue = {.context = &context};
 struct ibv_cq completion_queue = {.context = &context};
@@ -157,8 +157,14 @@ struct ibv_cq completion_queue = {.context = &context};
 /* Store the next result that a poll finds. */
 void complete(uint64_t id, uint32_t opcode, uint32_t status, uint32_t bytes, uint32_t flags, uint32_t key)
 {
-    results[(first + count++) % MOST] = (struct ibv_wc){.wr_id = id, .opcode = opcode, .status = status,
-        .byte_len = bytes, .wc_flags = flags, .invalidated_rkey = key, .qp_num = 77, .vendor_err = 88};
+    results[(first + count++) % MOST] = (struct ibv_wc){.wr_id = id,
+                                                        .opcode = opcode,
+                                                        .status = status,
+                                                        .byte_len = bytes,
+                                                        .wc_flags = flags,
+                                                        .invalidated_rkey = key,
+                                                        .qp_num = 77,
+                                                        .vendor_err = 88};
 }
 
 /* Store the results of the last call: all of its requests, or only the last one. */

@@ -19,7 +19,7 @@ struct identifier {
     int unacknowledged;
     int connected;
     int connecting;
-    struct identifier *asked;       /* the listener of a request that nobody has taken */
+    struct identifier *asked; /* the listener of a request that nobody has taken */
     struct identifier *next;
 };
 
@@ -32,16 +32,17 @@ struct event {
 /* The test sets these. */
 struct fake_connecting {
     int32_t iwarp;
-    int32_t silent;         /* bits, by enum rdma_cm_event_type, of the events that do not come by themselves */
-    int32_t rejected;       /* the test reads this: number of calls of rdma_reject() */
-    int32_t blocks;         /* rdma_connect() waits until this is 0 */
-    int32_t blocked;        /* the test reads this: number of calls of rdma_connect() that wait */
-    int32_t calls;          /* the test reads this: number of calls of rdma_connect() */
-    int32_t failure;        /* the errno of rdma_connect(), which has no answer then */
+    int32_t silent;   /* bits, by enum rdma_cm_event_type, of the events that do not come by themselves */
+    int32_t rejected; /* the test reads this: number of calls of rdma_reject() */
+    int32_t blocks;   /* rdma_connect() waits until this is 0 */
+    int32_t blocked;  /* the test reads this: number of calls of rdma_connect() that wait */
+    int32_t calls;    /* the test reads this: number of calls of rdma_connect() */
+    int32_t failure;  /* the errno of rdma_connect(), which has no answer then */
 } fake_connecting;
 
 static struct ibv_context context_of_manager;
-static struct ibv_device another_device = {.node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "fake1"};
+static struct ibv_device another_device = {
+    .node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "fake1"};
 static struct ibv_context context_of_another = {.device = &another_device};
 static struct identifier *identifiers;
 static uint16_t last_port = 40000;
@@ -68,8 +69,12 @@ static void push(struct identifier *id, enum rdma_cm_event_type type, int status
     made->ibv.param.conn.private_data = made->data;
     made->ibv.param.conn.private_data_len = sizeof made->data;
     if (id->ibv.ps == RDMA_PS_UDP) {
-        made->ibv.param.ud = (struct rdma_ud_param){.private_data = made->data, .private_data_len = 8, .qp_num = 77,
-            .qkey = 0x01234567, .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = {.raw = {0xff}}}}};
+        made->ibv.param.ud =
+            (struct rdma_ud_param){.private_data = made->data,
+                                   .private_data_len = 8,
+                                   .qp_num = 77,
+                                   .qkey = 0x01234567,
+                                   .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = {.raw = {0xff}}}}};
     }
     made->counts_for = listener ? listener : id;
     fake_push(((struct manager *)made->counts_for->ibv.channel)->write_end, made);
@@ -209,7 +214,8 @@ int rdma_ack_cm_event(struct rdma_cm_event *ibv)
 
 /* ---- identifiers ---- */
 
-int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **out, void *context, enum rdma_port_space space)
+int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **out, void *context,
+                   enum rdma_port_space space)
 {
     fake_point("rdma_create_id", 0);
     pthread_mutex_lock(&fake_lock);
@@ -358,7 +364,8 @@ int rdma_connect(struct rdma_cm_id *ibv, struct rdma_conn_param *parameters)
     if (fake_connecting.failure)
         return end("rdma_connect", fake_connecting.failure);
     id->connected = 1;
-    answer(id, fake_connecting.iwarp || ibv->ps == RDMA_PS_UDP ? RDMA_CM_EVENT_ESTABLISHED : RDMA_CM_EVENT_CONNECT_RESPONSE);
+    answer(id, fake_connecting.iwarp || ibv->ps == RDMA_PS_UDP ? RDMA_CM_EVENT_ESTABLISHED
+                                                               : RDMA_CM_EVENT_CONNECT_RESPONSE);
     return end("rdma_connect", 0);
 }
 

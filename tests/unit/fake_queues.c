@@ -17,11 +17,11 @@ struct channel {
 struct queue {
     union {
         struct ibv_cq ibv;
-        struct ibv_cq_ex extended;  /* begins alike */
+        struct ibv_cq_ex extended; /* begins alike */
     };
     int alive;
-    int is_polled;          /* between start_poll() and end_poll() */
-    int armed;              /* 1: for any completion, 2: for solicited ones */
+    int is_polled; /* between start_poll() and end_poll() */
+    int armed;     /* 1: for any completion, 2: for solicited ones */
     int users;
     int unacknowledged;
     unsigned first, count;
@@ -32,14 +32,14 @@ struct queue {
 struct window {
     struct ibv_mw ibv;
     int alive;
-    uint32_t key;           /* the key that the device knows */
+    uint32_t key; /* the key that the device knows */
 };
 
 struct posted {
     uint64_t id;
     int silent;
-    struct window *window;  /* for a bind */
-    uint32_t key;           /* the device looks for the window by this key */
+    struct window *window; /* for a bind */
+    uint32_t key;          /* the device looks for the window by this key */
     uint32_t new_key;
 };
 
@@ -47,21 +47,22 @@ struct queue_pair {
     union {
         struct ibv_qp ibv;
         struct {
-            struct ibv_qp_ex extended;  /* begins alike */
+            struct ibv_qp_ex extended; /* begins alike */
             /* Newer libraries have it. */
-            void (*wr_flush)(struct ibv_qp_ex *qp, uint32_t token, uint64_t address, size_t length, uint8_t kinds, uint8_t level);
+            void (*wr_flush)(struct ibv_qp_ex *qp, uint32_t token, uint64_t address, size_t length, uint8_t kinds,
+                             uint8_t level);
         };
     };
-    uint64_t operations;    /* those of IBV_QP_EX_WITH_… that it was created with */
-    int is_posting;         /* between wr_start() and wr_complete() */
+    uint64_t operations; /* those of IBV_QP_EX_WITH_… that it was created with */
+    int is_posting;      /* between wr_start() and wr_complete() */
     struct posted prepared;
     int alive;
     int unacknowledged;
     struct {
         unsigned first, count;
         struct posted requests[MOST];
-    } sides[2];             /* 0: initiator, 1: receive */
-    struct fake_message *messages;  /* those of the initiator's requests, of a sender of XRC */
+    } sides[2];                    /* 0: initiator, 1: receive */
+    struct fake_message *messages; /* those of the initiator's requests, of a sender of XRC */
 };
 
 /* The test sets these. If it is not 0, the next such call fails with this errno. */
@@ -72,7 +73,7 @@ struct fake_failures {
     int32_t destroy_qp;
     int32_t modify_qp;
     int32_t create_qp;
-    int32_t complete;       /* ibv_wr_complete() */
+    int32_t complete; /* ibv_wr_complete() */
 } fake_failures;
 
 static struct queue_pair *queue_pairs[4096];
@@ -164,7 +165,8 @@ void ibv_ack_cq_events(struct ibv_cq *ibv, unsigned count)
 
 /* ---- completion queues ---- */
 
-struct ibv_cq *ibv_create_cq(struct ibv_context *context, int depth, void *own, struct ibv_comp_channel *channel, int vector)
+struct ibv_cq *ibv_create_cq(struct ibv_context *context, int depth, void *own, struct ibv_comp_channel *channel,
+                             int vector)
 {
     struct queue *made = calloc(1, sizeof *made);
 
@@ -252,15 +254,15 @@ static void end_poll(struct ibv_cq_ex *native)
     pthread_mutex_unlock(&fake_lock);
 }
 
-#define READER(type, name, value) \
-    static type read_##name(struct ibv_cq_ex *native) \
-    { \
-        unsigned place = present(native, "ibv_wc_read_" #name); \
+#define READER(type, name, value)                                               \
+    static type read_##name(struct ibv_cq_ex *native)                           \
+    {                                                                           \
+        unsigned place = present(native, "ibv_wc_read_" #name);                 \
         const struct ibv_wc *entry = &((struct queue *)native)->entries[place]; \
-        uint64_t number = ((struct queue *)native)->numbers[place]; \
-\
-        (void)entry, (void)number; \
-        return value; \
+        uint64_t number = ((struct queue *)native)->numbers[place];             \
+                                                                                \
+        (void)entry, (void)number;                                              \
+        return value;                                                           \
     }
 /* Of a failed entry only these two may be read. */
 READER(uint32_t, qp_num, entry->qp_num)
@@ -664,7 +666,7 @@ static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_
 
 /* ---- queue pairs for operations that ibv_post_send() does not have ---- */
 
-#define WITH_FLUSH 0x800u
+#define WITH_FLUSH        0x800u
 #define WITH_ATOMIC_WRITE 0x1000u
 
 static void wr_start(struct ibv_qp_ex *native)
@@ -693,7 +695,8 @@ static void wr_atomic_write(struct ibv_qp_ex *native, uint32_t token, uint64_t a
     memcpy(&fake_extended.posted_value, value, 8);
 }
 
-static void wr_flush(struct ibv_qp_ex *native, uint32_t token, uint64_t address, size_t length, uint8_t kinds, uint8_t level)
+static void wr_flush(struct ibv_qp_ex *native, uint32_t token, uint64_t address, size_t length, uint8_t kinds,
+                     uint8_t level)
 {
     prepare(native, "ibv_wr_flush", WITH_FLUSH, token, address);
     fake_extended.posted_value = length;
@@ -796,7 +799,8 @@ int fake_complete(uint32_t number, int receive, int status, uint32_t bytes)
     return done;
 }
 
-/* Carries the oldest message of a sender to the receiver with this number. Returns 0 if there is none, or nothing receives it. */
+/* Carries the oldest message of a sender to the receiver with this number. Returns 0 if there is none, or nothing
+ * receives it. */
 int fake_deliver(uint32_t sender, uint32_t receiver)
 {
     struct queue_pair *qp = queue_pairs[sender % 4096];
@@ -804,8 +808,8 @@ int fake_deliver(uint32_t sender, uint32_t receiver)
 
     pthread_mutex_lock(&fake_lock);
     done = qp->alive && qp->sides[0].count && queue_pairs[receiver % 4096]->alive &&
-        fake_arrives(&queue_pairs[receiver % 4096]->ibv, &qp->messages[qp->sides[0].first % MOST]) &&
-        end_one(qp, 0, IBV_WC_SUCCESS, 0);
+           fake_arrives(&queue_pairs[receiver % 4096]->ibv, &qp->messages[qp->sides[0].first % MOST]) &&
+           end_one(qp, 0, IBV_WC_SUCCESS, 0);
     pthread_mutex_unlock(&fake_lock);
     return done;
 }

@@ -7,8 +7,8 @@
 
 /* The test sets these. */
 struct fake_softverbs {
-    int32_t failure;        /* if not 0, softverbs_addresses() returns this */
-    int32_t many;           /* how many addresses of a further network there are */
+    int32_t failure; /* if not 0, softverbs_addresses() returns this */
+    int32_t many;    /* how many addresses of a further network there are */
 } fake_softverbs;
 
 __attribute__((constructor)) static void become_softverbs(void)

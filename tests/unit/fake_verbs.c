@@ -16,29 +16,33 @@ struct fake_settings {
     int32_t fork_status;
     int32_t rereg_result; /* ibv_rereg_mr() returns this, with rereg_errno */
     int32_t rereg_errno;
-    int32_t reg_errno; /* if not 0, ibv_reg_mr() fails with this */
+    int32_t reg_errno;         /* if not 0, ibv_reg_mr() fails with this */
     int32_t reg_errno_windows; /* the same, for registrations that windows can be bound to */
-    int32_t dereg_errno; /* if not 0, ibv_dereg_mr() fails with this */
-    int32_t signal; /* if not 0, the next ibv_reg_mr() or ibv_dereg_mr() raises this signal at its end */
-    int32_t dmabuf_errno; /* if not 0, ibv_reg_dmabuf_mr() fails with this; a descriptor below 0 gives EBADF */
-    int32_t iova_errno; /* if not 0, ibv_reg_mr_iova2() fails with this */
-    int32_t advise_errno; /* if not 0, ibv_advise_mr() fails with this */
-    int32_t null_regions; /* whether ibv_alloc_null_mr() works */
-    int32_t device_memory; /* how much there is of it */
-    int32_t delay_us; /* how long each registration takes */
-    int32_t windows; /* 1: of type 2; 2: of type 1 only */
-    int32_t read_sge; /* maximum elements of a read; 0: the driver does not say */
+    int32_t dereg_errno;       /* if not 0, ibv_dereg_mr() fails with this */
+    int32_t signal;            /* if not 0, the next ibv_reg_mr() or ibv_dereg_mr() raises this signal at its end */
+    int32_t dmabuf_errno;      /* if not 0, ibv_reg_dmabuf_mr() fails with this; a descriptor below 0 gives EBADF */
+    int32_t iova_errno;        /* if not 0, ibv_reg_mr_iova2() fails with this */
+    int32_t advise_errno;      /* if not 0, ibv_advise_mr() fails with this */
+    int32_t null_regions;      /* whether ibv_alloc_null_mr() works */
+    int32_t device_memory;     /* how much there is of it */
+    int32_t delay_us;          /* how long each registration takes */
+    int32_t windows;           /* 1: of type 2; 2: of type 1 only */
+    int32_t read_sge;          /* maximum elements of a read; 0: the driver does not say */
     int32_t port_down;
-    int32_t speed; /* of the port, in units of 100 Mbit/s */
-    int32_t in_order; /* which enum ibv_wr_opcode write in order, as bits */
-    int32_t ports; /* how many; 0 is one */
+    int32_t speed;       /* of the port, in units of 100 Mbit/s */
+    int32_t in_order;    /* which enum ibv_wr_opcode write in order, as bits */
+    int32_t ports;       /* how many; 0 is one */
     int32_t unconnected; /* whether there are datagrams only */
-    int32_t gids; /* how many of fake_gids there are */
-    int32_t places; /* how many entries the GID table of each port can have; 0: as many as fake_gids */
-} fake_settings = {.fork_status = IBV_FORK_UNNEEDED, .rereg_result = IBV_REREG_MR_ERR_INPUT, .rereg_errno = EOPNOTSUPP,
-    .dmabuf_errno = EOPNOTSUPP, .iova_errno = EOPNOTSUPP};
+    int32_t gids;        /* how many of fake_gids there are */
+    int32_t places;      /* how many entries the GID table of each port can have; 0: as many as fake_gids */
+} fake_settings = {.fork_status = IBV_FORK_UNNEEDED,
+                   .rereg_result = IBV_REREG_MR_ERR_INPUT,
+                   .rereg_errno = EOPNOTSUPP,
+                   .dmabuf_errno = EOPNOTSUPP,
+                   .iova_errno = EOPNOTSUPP};
 
-/* The test sets these, for ports other than plain active ones of Ethernet. 0 is the default; a link layer of -1 is unspecified. */
+/* The test sets these, for ports other than plain active ones of Ethernet. 0 is the default; a link layer of -1 is
+ * unspecified. */
 struct fake_port {
     int32_t state;
     int32_t link_layer;
@@ -106,21 +110,22 @@ const char *ibv_get_device_name(struct ibv_device *of)
 }
 
 static int query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
-    struct ibv_device_attr_ex *out, size_t size)
+                           struct ibv_device_attr_ex *out, size_t size)
 {
     (void)context, (void)input;
     memset(out, 0, size);
     out->odp_caps.general_caps = (uint64_t)fake_settings.odp_general;
     out->odp_caps.per_transport_caps.rc_odp_caps = (uint32_t)fake_settings.odp_connected;
-    out->device_cap_flags_ex = (uint64_t)(fake_extended.capabilities & 1) << 40 |
-        (uint64_t)(fake_extended.capabilities >> 1 & 3) << 38;
+    out->device_cap_flags_ex =
+        (uint64_t)(fake_extended.capabilities & 1) << 40 | (uint64_t)(fake_extended.capabilities >> 1 & 3) << 38;
     out->max_dm_size = (uint64_t)fake_settings.device_memory;
     out->hca_core_clock = (uint64_t)fake_extended.clock_khz;
     out->completion_timestamp_mask = (1ull << fake_extended.clock_bits) - 1;
     return 0;
 }
 
-static int advise_mr(struct ibv_pd *pd, enum ibv_advise_mr_advice advice, uint32_t flags, struct ibv_sge *sges, uint32_t count)
+static int advise_mr(struct ibv_pd *pd, enum ibv_advise_mr_advice advice, uint32_t flags, struct ibv_sge *sges,
+                     uint32_t count)
 {
     (void)pd, (void)count;
     if (fake_settings.advise_errno)
@@ -216,8 +221,7 @@ static int free_dm(struct ibv_dm *ibv)
     return 0;
 }
 
-static struct ibv_mr *reg_dm_mr(
-    struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t offset, size_t length, unsigned access)
+static struct ibv_mr *reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t offset, size_t length, unsigned access)
 {
     struct device_memory *memory = (struct device_memory *)ibv;
     struct ibv_mr *region;
@@ -317,12 +321,15 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
     const struct fake_port *set = &fake_ports[port - 1];
 
     (void)context;
-    attributes->state = set->state ? (enum ibv_port_state)set->state : fake_settings.port_down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
+    attributes->state = set->state                ? (enum ibv_port_state)set->state
+                        : fake_settings.port_down ? IBV_PORT_DOWN
+                                                  : IBV_PORT_ACTIVE;
     attributes->max_mtu = IBV_MTU_4096;
     attributes->active_mtu = set->mtu ? (enum ibv_mtu)set->mtu : IBV_MTU_4096;
     attributes->max_msg_sz = set->longest < 0 ? 0 : set->longest ? (uint32_t)set->longest : 1u << 30;
-    attributes->link_layer = set->link_layer < 0 ? IBV_LINK_LAYER_UNSPECIFIED :
-        set->link_layer ? (uint8_t)set->link_layer : IBV_LINK_LAYER_ETHERNET;
+    attributes->link_layer = set->link_layer < 0 ? IBV_LINK_LAYER_UNSPECIFIED
+                             : set->link_layer   ? (uint8_t)set->link_layer
+                                                 : IBV_LINK_LAYER_ETHERNET;
     attributes->lid = (uint16_t)set->lid;
     attributes->gid_tbl_len = fake_settings.places ? fake_settings.places : (int)(sizeof fake_gids / sizeof *fake_gids);
     return 0;
@@ -343,7 +350,7 @@ int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode operation, 
 }
 
 ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t most, uint32_t flags,
-    size_t size)
+                             size_t size)
 {
     size_t count = (size_t)fake_settings.gids;
 
@@ -357,7 +364,7 @@ ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *
 }
 
 int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry,
-    uint32_t flags, size_t size)
+                      uint32_t flags, size_t size)
 {
     int i;
 

@@ -36,16 +36,16 @@ extern struct fake_counts {
     int32_t windows;
     int32_t event_channels;
     int32_t identifiers;
-    int32_t paths;          /* address handles */
-    int32_t attached;       /* of queue pairs to multicast groups */
+    int32_t paths;    /* address handles */
+    int32_t attached; /* of queue pairs to multicast groups */
     int32_t device_memories;
     int32_t xrc_domains;
     int32_t xrc_queues;
-    int32_t armed;          /* how often queues were armed */
+    int32_t armed; /* how often queues were armed */
 } fake_counts;
 
-/* The test sets and reads these. wc_flags: the IBV_WC_EX_WITH_… that extended queues take besides the standard ones. created_with,
-   created_flags: those of the last one, and its IBV_CREATE_CQ_ATTR_… */
+/* The test sets and reads these. wc_flags: the IBV_WC_EX_WITH_… that extended queues take besides the standard ones.
+   created_with, created_flags: those of the last one, and its IBV_CREATE_CQ_ATTR_… */
 extern struct fake_extended {
     int32_t queues;
     int32_t wc_flags;
@@ -54,18 +54,18 @@ extern struct fake_extended {
     int32_t clock_khz;
     int32_t ticks;
     int32_t clock_bits;
-    int32_t bound_length;   /* of the last ibv_bind_mw(), as bound_access */
+    int32_t bound_length; /* of the last ibv_bind_mw(), as bound_access */
     int32_t bound_access;
-    int32_t capabilities;   /* atomic writes 1, flushing globally 2, persistently 4 */
-    int32_t operations;     /* the IBV_QP_EX_WITH_… that queue pairs can be created for */
+    int32_t capabilities; /* atomic writes 1, flushing globally 2, persistently 4 */
+    int32_t operations;   /* the IBV_QP_EX_WITH_… that queue pairs can be created for */
     uint64_t created_for;
-    uint64_t posted_address;    /* of the last request that such a queue pair got, as the following */
-    uint64_t posted_value;      /* the length of a flush */
+    uint64_t posted_address; /* of the last request that such a queue pair got, as the following */
+    uint64_t posted_value;   /* the length of a flush */
     int32_t posted_token;
     int32_t posted_flags;
     int32_t posted_kinds;
     int32_t posted_level;
-    int32_t next_polls;     /* how often an extended queue was asked for its next entry */
+    int32_t next_polls; /* how often an extended queue was asked for its next entry */
 } fake_extended;
 
 extern struct ibv_device fake_device;
@@ -80,7 +80,8 @@ void *fake_pull(int read_end);
 void fake_wait_for(const char *call, const int *left);
 void fake_changed(void);
 
-/* From fake_xrc.c. The test says whether the device has XRC. A message of a sender: where its bytes are and go, and for which shared receive queue it is. */
+/* From fake_xrc.c. The test says whether the device has XRC. A message of a sender: where its bytes are and go, and for
+ * which shared receive queue it is. */
 extern int32_t fake_xrc;
 struct fake_message {
     struct ibv_sge element;

@@ -1,5 +1,5 @@
-/* driving.c with workers that only count, and a clock that goes on when somebody looks at it. Worker 1 has sockets; what is
-   "ready" is a number in an eventfd, its epoll. */
+/* driving.c with workers that only count, and a clock that goes on when somebody looks at it. Worker 1 has sockets;
+   what is "ready" is a number in an eventfd, its epoll. */
 #include <time.h>
 
 static int look_at_clock(clockid_t clock, struct timespec *now);
@@ -13,12 +13,12 @@ static int look_at_clock(clockid_t clock, struct timespec *now);
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define EXPECT(condition)                                                                      \
-    do {                                                                                       \
-        if (!(condition)) {                                                                    \
-            printf("FAILED line %d: %s\n", __LINE__, #condition);                              \
-            exit(1);                                                                           \
-        }                                                                                      \
+#define EXPECT(condition)                                         \
+    do {                                                          \
+        if (!(condition)) {                                       \
+            printf("FAILED line %d: %s\n", __LINE__, #condition); \
+            exit(1);                                              \
+        }                                                         \
     } while (0)
 
 struct worker workers[MAX_WORKERS];
@@ -37,14 +37,39 @@ static int look_at_clock(clockid_t clock, struct timespec *now)
     return 0;
 }
 
-void worker_poke(void) { pokes++; }
-bool worker_here(void) { return false; }
-void lock_start(struct lock *lock) { memset(lock, 0, sizeof *lock); }
-void lock_acquire(struct lock *lock) { lock->state++; }
-void lock_release(struct lock *lock) { lock->state--; }
-uint64_t thread_id(void) { return 7; }
-uint64_t now_ms(void) { return ms; }
-void channel_push(struct channel *channel) { (void)channel; pushed++; }
+void worker_poke(void)
+{
+    pokes++;
+}
+bool worker_here(void)
+{
+    return false;
+}
+void lock_start(struct lock *lock)
+{
+    memset(lock, 0, sizeof *lock);
+}
+void lock_acquire(struct lock *lock)
+{
+    lock->state++;
+}
+void lock_release(struct lock *lock)
+{
+    lock->state--;
+}
+uint64_t thread_id(void)
+{
+    return 7;
+}
+uint64_t now_ms(void)
+{
+    return ms;
+}
+void channel_push(struct channel *channel)
+{
+    (void)channel;
+    pushed++;
+}
 
 void thread_yield(void)
 {

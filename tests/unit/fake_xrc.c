@@ -1,5 +1,6 @@
-/* XRC of the provider without a device: domains, shared receive queues with numbers, and messages to these. A message moves when the
-   test says so, and its bytes move with it. Attributes are checked as the kernel checks them (ib_modify_qp_is_ok()). */
+/* XRC of the provider without a device: domains, shared receive queues with numbers, and messages to these. A message
+   moves when the test says so, and its bytes move with it. Attributes are checked as the kernel checks them
+   (ib_modify_qp_is_ok()). */
 
 #include "fake_verbs.h"
 
@@ -29,7 +30,7 @@ struct shared_queue {
 
 static struct shared_queue *queues[MOST];
 static uint32_t last_queue;
-static struct domain *domain_of[4096];      /* of each receiver */
+static struct domain *domain_of[4096]; /* of each receiver */
 static struct domain *domains[MOST];
 static int domain_count;
 
@@ -92,9 +93,8 @@ static struct ibv_srq *create_srq_ex(struct ibv_context *context, struct ibv_srq
     struct shared_queue *made = calloc(1, sizeof *made);
 
     fake_check("ibv_create_srq_ex", request->srq_type == IBV_SRQT_XRC && request->pd && domain->alive);
-    fake_check("ibv_create_srq_ex",
-        request->comp_mask ==
-            (IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ));
+    fake_check("ibv_create_srq_ex", request->comp_mask == (IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD |
+                                                           IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ));
     made->ibv.context = context;
     made->ibv.srq_context = request->srq_context;
     made->domain = domain;
@@ -196,7 +196,7 @@ int fake_arrives(struct ibv_qp *receiver, const struct fake_message *message)
         completion.status = IBV_WC_LOC_LEN_ERR;
     if (!completion.status)
         memcpy((void *)(uintptr_t)(is_write ? message->remote : queue->receives[place].element.addr),
-            (void *)(uintptr_t)message->element.addr, message->element.length);
+               (void *)(uintptr_t)message->element.addr, message->element.length);
     fake_add_completion(queue->cq, &completion);
     return 1;
 }
@@ -224,7 +224,7 @@ void fake_leave_domain(struct ibv_qp *receiver)
 }
 
 #define TO_INIT (IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
-#define PATH (IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN)
+#define PATH    (IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN)
 
 static const struct {
     enum ibv_qp_type type;
@@ -236,7 +236,7 @@ static const struct {
     {IBV_QPT_XRC_SEND, IBV_QPS_INIT, IBV_QPS_RTR, PATH},
     {IBV_QPT_XRC_RECV, IBV_QPS_INIT, IBV_QPS_RTR, PATH | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER},
     {IBV_QPT_XRC_SEND, IBV_QPS_RTR, IBV_QPS_RTS,
-        IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC},
+     IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC},
     {IBV_QPT_XRC_RECV, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QP_TIMEOUT | IBV_QP_SQ_PSN},
 };
 

@@ -1,5 +1,5 @@
-/* When does the data path give the slot of an ended request back? A provider's functions that read a result run before that: each
-   of them tries to post with the slot, and is refused. Prints what is wrong. */
+/* When does the data path give the slot of an ended request back? A provider's functions that read a result run before
+   that: each of them tries to post with the slot, and is refused. Prints what is wrong. */
 
 #define _GNU_SOURCE
 #include <stddef.h>
@@ -150,7 +150,8 @@ static int post_with(uint32_t flags)
     static const struct ndpy_remote nowhere;
     uint64_t request[64];
 
-    return post_request(&provider, qp, posts_receives ? NDPY_RECEIVE : NDPY_SEND, flags, 7, &element, 1, &nowhere, request);
+    return post_request(&provider, qp, posts_receives ? NDPY_RECEIVE : NDPY_SEND, flags, 7, &element, 1, &nowhere,
+                        request);
 }
 
 static int post_again(void)
@@ -180,7 +181,8 @@ static int run(const char *name, int receives, int has_header, uint32_t flags, u
     is_completed = 0;
     is_wrong = !calls || given_back || post_again();
     if (is_wrong)
-        printf("%s: in %d of %d calls the slot was free before it was read, or it was not afterwards\n", name, given_back, calls);
+        printf("%s: in %d of %d calls the slot was free before it was read, or it was not afterwards\n", name,
+               given_back, calls);
     ndpy_completion_queue_free(cq);
     ndpy_queue_pair_free(qp);
     return is_wrong;

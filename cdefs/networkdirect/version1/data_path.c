@@ -42,7 +42,8 @@ struct version1_request {
     struct window_request bind;
 };
 
-struct version1_endpoint *version1_endpoint_new(uint32_t initiator_depth, uint32_t receive_depth, uint32_t max_receive_sge)
+struct version1_endpoint *version1_endpoint_new(uint32_t initiator_depth, uint32_t receive_depth,
+                                                uint32_t max_receive_sge)
 {
     struct version1_endpoint *endpoint = calloc(1, sizeof *endpoint);
 
@@ -148,8 +149,8 @@ uint64_t version1_window_of(const struct ndpy_remote *remote, unsigned char *des
     return 0;
 }
 
-static void version1_data_request(
-    void *request, uint32_t operation, void *elements, uint32_t count, const struct ndpy_remote *remote)
+static void version1_data_request(void *request, uint32_t operation, void *elements, uint32_t count,
+                                  const struct ndpy_remote *remote)
 {
     struct version1_request *out = request;
 
@@ -195,8 +196,8 @@ static int version1_native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *sl
             INDEndpoint_Write(native, result, sge, request->count, request->descriptor, request->offset, flags));
     case NDPY_BIND:
         return refusal(INDEndpoint_Bind(native, result, request->bind.region, request->bind.window,
-            (const void *)(uintptr_t)request->bind.address, (size_t)request->bind.length,
-            flags | request->bind.access, request->bind.granted));
+                                        (const void *)(uintptr_t)request->bind.address, (size_t)request->bind.length,
+                                        flags | request->bind.access, request->bind.granted));
     default:
         return refusal(INDEndpoint_Invalidate(native, result, request->bind.window, flags));
     }
@@ -208,8 +209,7 @@ static int version1_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, 
     size_t index = slot->index;
 
     if (!endpoint->keeps)
-        return refusal(INDEndpoint_Receive(endpoint->native, result_of(endpoint->receive, slot),
-            elements, count));
+        return refusal(INDEndpoint_Receive(endpoint->native, result_of(endpoint->receive, slot), elements, count));
     endpoint->kept_counts[index] = count;
     if (count)
         memcpy(&endpoint->kept[index * endpoint->max_receive_sge], elements, count * sizeof *endpoint->kept);
@@ -229,7 +229,8 @@ int version1_endpoint_post_kept(struct ndpy_queue_pair *qp)
         struct ndpy_slot *slot = ring_find(&place, next);
 
         error = INDEndpoint_Receive(endpoint->native, result_of(endpoint->receive, slot),
-            &endpoint->kept[(size_t)slot->index * endpoint->max_receive_sge], endpoint->kept_counts[slot->index]);
+                                    &endpoint->kept[(size_t)slot->index * endpoint->max_receive_sge],
+                                    endpoint->kept_counts[slot->index]);
     }
     return error;
 }
@@ -297,7 +298,7 @@ APART void version1_translate_other(const void *result, struct ndpy_slot *slot, 
 }
 
 int version1_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
-    const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
+                  const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
 {
     struct version1_request request;
 
@@ -312,7 +313,7 @@ int version1_post_marker(struct ndpy_queue_pair *qp)
 }
 
 int version1_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *window,
-    unsigned char *descriptor, uint64_t address, uint64_t length, uint32_t access)
+                       unsigned char *descriptor, uint64_t address, uint64_t length, uint32_t access)
 {
     struct version1_request request = {.bind = {region, window, descriptor, address, length, access}};
 
@@ -341,7 +342,7 @@ int version1_drain(struct ndpy_completion_queue *cq)
 }
 
 static int version1_spin(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
-    const volatile int *stop, uint64_t nanoseconds)
+                         const volatile int *stop, uint64_t nanoseconds)
 {
     return spin(version1_poll, native_time_ns, cq, out, count, stop, nanoseconds);
 }

@@ -3,7 +3,8 @@
 /* A native endpoint belongs to one connector, but ndpy's queue pair belongs to no connector until it is connected.
    So this structure stands for the endpoint before there is one. It keeps the receives that are posted until then,
    and posts them. */
-struct version1_endpoint *version1_endpoint_new(uint32_t initiator_depth, uint32_t receive_depth, uint32_t max_receive_sge);
+struct version1_endpoint *version1_endpoint_new(uint32_t initiator_depth, uint32_t receive_depth,
+                                                uint32_t max_receive_sge);
 void version1_endpoint_free(struct version1_endpoint *endpoint);
 /* Frees both the queue pair and its struct version1_endpoint. */
 void version1_queue_pair_free(struct ndpy_queue_pair *qp);
@@ -27,9 +28,9 @@ uint64_t version1_window_of(const struct ndpy_remote *remote, unsigned char *des
 
 /* As ndpy_post and the others. */
 int version1_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
-    const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote);
+                  const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote);
 int version1_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *window,
-    unsigned char *descriptor, uint64_t address, uint64_t length, uint32_t access);
+                       unsigned char *descriptor, uint64_t address, uint64_t length, uint32_t access);
 int version1_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *window);
 int version1_post_marker(struct ndpy_queue_pair *qp);
 int version1_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);

@@ -3,17 +3,17 @@
 
 #include "bytes.h"
 
-#define KEY_SIZE 16u
-#define FLAG_MARKERS 0x80u
-#define FLAG_CRC 0x40u
-#define FLAG_REJECT 0x20u
+#define KEY_SIZE      16u
+#define FLAG_MARKERS  0x80u
+#define FLAG_CRC      0x40u
+#define FLAG_REJECT   0x20u
 #define FLAG_ENHANCED 0x10u
 
 #define ENHANCED_SIZE 4u
-#define PEER_TO_PEER 0x8000u /* in the field of the IRD */
-#define RTR_SEND 0x4000u
-#define RTR_WRITE 0x8000u /* in the field of the ORD */
-#define RTR_READ 0x4000u
+#define PEER_TO_PEER  0x8000u /* in the field of the IRD */
+#define RTR_SEND      0x4000u
+#define RTR_WRITE     0x8000u /* in the field of the ORD */
+#define RTR_READ      0x4000u
 
 static const char request_key[KEY_SIZE + 1] = "MPA ID Req Frame";
 static const char reply_key[KEY_SIZE + 1] = "MPA ID Rep Frame";

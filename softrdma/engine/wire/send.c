@@ -10,8 +10,8 @@ static void put_control(uint8_t *out, enum wire_opcode opcode, bool tagged, bool
     out[1] = (uint8_t)(RDMAP_VERSION_1 | opcode);
 }
 
-static void put_untagged(uint8_t *out, enum wire_opcode opcode, uint32_t invalidate, enum wire_queue queue, uint32_t msn,
-                         uint32_t message_offset, bool last, uint32_t payload)
+static void put_untagged(uint8_t *out, enum wire_opcode opcode, uint32_t invalidate, enum wire_queue queue,
+                         uint32_t msn, uint32_t message_offset, bool last, uint32_t payload)
 {
     put16(out, UNTAGGED_HEADER + payload);
     out += LENGTH_SIZE;
@@ -31,7 +31,8 @@ static void put_request(uint8_t *out, const struct wire_read_request *request)
     put64(out + 20, request->source_offset);
 }
 
-size_t wire_put_tagged(uint8_t *out, enum wire_opcode opcode, uint32_t stag, uint64_t offset, bool last, uint32_t payload)
+size_t wire_put_tagged(uint8_t *out, enum wire_opcode opcode, uint32_t stag, uint64_t offset, bool last,
+                       uint32_t payload)
 {
     put16(out, TAGGED_HEADER + payload);
     out += LENGTH_SIZE;

@@ -18,14 +18,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WIRE_OK 0
-#define WIRE_MORE (-1)
+#define WIRE_OK                       0
+#define WIRE_MORE                     (-1)
 #define WIRE_ERROR(layer, type, code) (0x10000 | (layer) << 12 | (type) << 8 | (code))
-#define WIRE_ERROR_LAYER(error) ((error) >> 12 & 15)
-#define WIRE_ERROR_TYPE(error) ((error) >> 8 & 15)
-#define WIRE_ERROR_CODE(error) ((error) & 255)
+#define WIRE_ERROR_LAYER(error)       ((error) >> 12 & 15)
+#define WIRE_ERROR_TYPE(error)        ((error) >> 8 & 15)
+#define WIRE_ERROR_CODE(error)        ((error) & 255)
 
-/* RFC 5040 section 4.8 (layer 0), RFC 5041 section 8.2 (layer 1), RFC 5044 section 8 and RFC 6581 section 8 (layer 2) */
+/* RFC 5040 section 4.8 (layer 0), RFC 5041 section 8.2 (layer 1), RFC 5044 section 8 and RFC 6581 section 8 (layer 2)
+ */
 enum wire_error {
     RDMAP_LOCAL_CATASTROPHIC = WIRE_ERROR(0, 0, 0),
     RDMAP_INVALID_STAG = WIRE_ERROR(0, 1, 0),
@@ -66,10 +67,10 @@ uint32_t wire_crc32c(uint32_t crc, const void *data, size_t size);
 
 /* ---- MPA start-up frames (RFC 5044 section 7.1, RFC 6581 section 4) ---- */
 
-#define MPA_HEADER_SIZE 20u
+#define MPA_HEADER_SIZE      20u
 #define MPA_MAX_PRIVATE_DATA 512u
-#define MPA_MAX_FRAME (MPA_HEADER_SIZE + MPA_MAX_PRIVATE_DATA)
-#define MPA_MAX_READ_LIMIT 0x3FFFu /* means "not negotiated" */
+#define MPA_MAX_FRAME        (MPA_HEADER_SIZE + MPA_MAX_PRIVATE_DATA)
+#define MPA_MAX_READ_LIMIT   0x3FFFu /* means "not negotiated" */
 
 struct mpa_frame {
     uint8_t revision; /* 1 or 2 */
@@ -104,14 +105,14 @@ enum wire_opcode {
 enum wire_queue { QUEUE_SEND, QUEUE_READ_REQUEST, QUEUE_TERMINATE, QUEUE_COUNT };
 
 #define WIRE_MAX_ULPDU 65535u
-#define WIRE_MAX_FPDU (2u + WIRE_MAX_ULPDU + 3u + 4u)
+#define WIRE_MAX_FPDU  (2u + WIRE_MAX_ULPDU + 3u + 4u)
 /* The largest payload in one FPDU. It needs no padding and is a whole number of cache lines below the limit. */
-#define WIRE_MAX_PAYLOAD 65472u
-#define WIRE_TAGGED_SIZE 16u       /* including the length field */
-#define WIRE_UNTAGGED_SIZE 20u     /* including the length field */
-#define WIRE_READ_REQUEST_SIZE 48u /* including the length field and the payload */
+#define WIRE_MAX_PAYLOAD        65472u
+#define WIRE_TAGGED_SIZE        16u /* including the length field */
+#define WIRE_UNTAGGED_SIZE      20u /* including the length field */
+#define WIRE_READ_REQUEST_SIZE  48u /* including the length field and the payload */
 #define WIRE_MAX_TERMINATE_SIZE 72u
-#define WIRE_MAX_TRAILER_SIZE 7u
+#define WIRE_MAX_TRAILER_SIZE   7u
 
 struct wire_read_request {
     uint32_t sink_stag, source_stag;
@@ -123,7 +124,8 @@ struct wire_segment;
 
 /* These functions write everything in front of the payload and return its size. opcode: RDMAP_WRITE or
  * RDMAP_READ_RESPONSE. */
-size_t wire_put_tagged(uint8_t *out, enum wire_opcode opcode, uint32_t stag, uint64_t offset, bool last, uint32_t payload);
+size_t wire_put_tagged(uint8_t *out, enum wire_opcode opcode, uint32_t stag, uint64_t offset, bool last,
+                       uint32_t payload);
 /* opcode: one of the four Sends. invalidate: used by two of them. msn: starts with 1 on each queue. */
 size_t wire_put_send(uint8_t *out, enum wire_opcode opcode, uint32_t invalidate, uint32_t msn, uint32_t message_offset,
                      bool last, uint32_t payload);

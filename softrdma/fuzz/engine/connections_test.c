@@ -19,7 +19,7 @@ struct end {
     struct completion_queue *cq;
     struct queue_pair *qp;
     socket_handle socket;
-    uint32_t msn; /* of the peer's next message */
+    uint32_t msn;      /* of the peer's next message */
     unsigned answered; /* Reads that the peer has answered */
 };
 
@@ -43,8 +43,13 @@ static struct end connected_with(struct shared_queue *srq, struct read_limits re
     const struct queue_pair_limits limits = {
         .receive_depth = srq != NULL ? 0 : DEPTH, .initiator_depth = DEPTH, .receive_sge = 1, .initiator_sge = 1};
     const struct sockaddr_storage any = {.ss_family = AF_INET};
-    const struct mpa_frame reply = {.revision = 2, .reply = true, .enhanced = true, .peer_to_peer = true,
-                                    .rtr_read = true, .ird = read_limits.peer_inbound, .ord = 4};
+    const struct mpa_frame reply = {.revision = 2,
+                                    .reply = true,
+                                    .enhanced = true,
+                                    .peer_to_peer = true,
+                                    .rtr_read = true,
+                                    .ird = read_limits.peer_inbound,
+                                    .ord = 4};
     uint8_t frame[MPA_MAX_FRAME];
     struct end end = {.socket = NO_SOCKET};
     nd_status status;
@@ -249,7 +254,8 @@ static void receive(struct end *end)
 }
 
 /* F.3.5 has the limit. Verbs programs may ask for none. */
-static void a_message_waits_for_a_receive_as_long_as_its_sender_wants(uint64_t patience, bool lets_wait, bool without_limit)
+static void a_message_waits_for_a_receive_as_long_as_its_sender_wants(uint64_t patience, bool lets_wait,
+                                                                      bool without_limit)
 {
     struct end end = connected(NULL);
 
@@ -351,7 +357,7 @@ static void a_peer_is_told_once_how_long_messages_wait(void)
 /* ---- Read limits ---- */
 
 struct reads {
-    unsigned all, of_program; /* Read Requests that this end has sent; those of more than no bytes */
+    unsigned all, of_program;        /* Read Requests that this end has sent; those of more than no bytes */
     struct wire_read_request oldest; /* that is not answered; valid if there is one */
 };
 
@@ -599,7 +605,8 @@ static void requests_come_back_at_once_whatever_the_peer_does(enum way way, bool
     struct region *sink;
 
     world_require(region_create(adapter, adapter, NULL, &sink) == ND_SUCCESS &&
-                      region_begin(sink, &read_sink, 1, (uintptr_t)&read_sink, ND_MR_FLAG_ALLOW_LOCAL_WRITE) == ND_SUCCESS,
+                      region_begin(sink, &read_sink, 1, (uintptr_t)&read_sink, ND_MR_FLAG_ALLOW_LOCAL_WRITE) ==
+                          ND_SUCCESS,
                   "does not register");
     read_sink = 1;
     if (receipts)
@@ -646,8 +653,8 @@ static void what_was_copied_is_sent_and_memory_is_left_alone(enum way way)
     end_connection(&end);
 }
 
-/* A message of the peer was too long, and the Terminate waits for the outcome of a Send. The refused Receive comes first, with
- * its status. */
+/* A message of the peer was too long, and the Terminate waits for the outcome of a Send. The refused Receive comes
+ * first, with its status. */
 static void a_refused_receive_precedes_those_that_are_cancelled(enum way way)
 {
     struct end end = connected(NULL);
@@ -663,15 +670,16 @@ static void a_refused_receive_precedes_those_that_are_cancelled(enum way way)
     uint32_t count = cq_take(end.cq, entries, DEPTH), receives = 0;
     for (uint32_t i = 0; i < count; i++) {
         nd_status expected = entries[i].result.RequestType == Nd2RequestTypeReceive && receives++ == 0
-                                 ? ND_BUFFER_OVERFLOW : ND_CANCELED;
+                                 ? ND_BUFFER_OVERFLOW
+                                 : ND_CANCELED;
         world_require(entries[i].result.Status == expected, "has another order");
     }
     world_require(count == 3 && receives == 2, "keeps requests");
     end_connection(&end);
 }
 
-/* A peer without receipts may leave as soon as it sees the end of the connection. It is not told before it has taken what was
- * sent, or FINISH_MS have passed. */
+/* A peer without receipts may leave as soon as it sees the end of the connection. It is not told before it has taken
+ * what was sent, or FINISH_MS have passed. */
 static void a_peer_that_is_asked_sees_the_end_after_it_has_answered(bool answers)
 {
     struct end end = connected(NULL);
@@ -681,7 +689,8 @@ static void a_peer_that_is_asked_sees_the_end_after_it_has_answered(bool answers
     ends_its_requests(&end, FINISHES);
     world_require(completed(&end, ND_CANCELED) == 1, "keeps a request");
     world_pass(FINISH_MS - 100);
-    world_require(!end.stream->fin_sent && end.stream->open, "ends the connection before the peer has taken what was sent");
+    world_require(!end.stream->fin_sent && end.stream->open,
+                  "ends the connection before the peer has taken what was sent");
     if (answers)
         answer_read(&end);
     else
@@ -714,7 +723,8 @@ int main(void)
     no_more_reads_are_under_way_than_both_ends_allow(3, 2, 2);
     world_require(region_create(adapter, adapter, NULL, &region) == ND_SUCCESS &&
                       region_begin(region, memory, LARGE, (uintptr_t)memory, ND_MR_FLAG_ALLOW_LOCAL_WRITE) ==
-                          ND_SUCCESS, "does not register");
+                          ND_SUCCESS,
+                  "does not register");
     for (int pages = 0; pages < 2; pages++) {
         a_large_message_waits_for_memory(pages);
         a_large_send_waits_for_memory(pages);

@@ -38,9 +38,7 @@ void face_adapter_removed(struct adapter *adapter)
     (void)adapter;
 }
 
-void face_stopping(void)
-{
-}
+void face_stopping(void) {}
 
 /* In place of verbs/addresses.c, for verbs/connection.c. */
 bool soft_serves(const struct sockaddr *address)

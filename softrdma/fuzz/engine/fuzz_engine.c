@@ -17,25 +17,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PASSIVE 1u
-#define SHARED 2u      /* receives come from a shared receive queue */
-#define SMALL_QUEUE 4u /* the completion queue overruns soon */
-#define STRICT 8u      /* the adapter's switches: CRCs are required, sinks of Reads need the right */
-#define PIECES 16u     /* start with short receives and little room to send */
+#define PASSIVE     1u
+#define SHARED      2u  /* receives come from a shared receive queue */
+#define SMALL_QUEUE 4u  /* the completion queue overruns soon */
+#define STRICT      8u  /* the adapter's switches: CRCs are required, sinks of Reads need the right */
+#define PIECES      16u /* start with short receives and little room to send */
 
-#define BY_HAND 32u    /* requests come before the connection, and nobody tells of its end */
-#define REJECTS 64u    /* the program rejects what it is offered */
-#define ODDLY 128u     /* a byte says how the attempts to connect go; they are made again */
+#define BY_HAND 32u  /* requests come before the connection, and nobody tells of its end */
+#define REJECTS 64u  /* the program rejects what it is offered */
+#define ODDLY   128u /* a byte says how the attempts to connect go; they are made again */
 
-#define REQUESTS 4096u
+#define REQUESTS   4096u
 #define LOCAL_SIZE 3000u
-#define BIG_SIZE 150000u /* several segments */
-#define MOST_BIG 4u
-#define READS 64u
-#define SEEN 16u
-#define OLD_STEPS 14u
-#define NEW_STEPS 12u
-#define FILL 0xA5
+#define BIG_SIZE   150000u /* several segments */
+#define MOST_BIG   4u
+#define READS      64u
+#define SEEN       16u
+#define OLD_STEPS  14u
+#define NEW_STEPS  12u
+#define FILL       0xA5
 
 /* SECRET is registered without any right. READABLE is for the peer to read. The window is bound within BINDABLE. */
 enum { SECRET, READABLE, WRITABLE, LOCAL, BINDABLE, REGIONS };
@@ -79,9 +79,9 @@ struct program {
     uint8_t outcome[REQUESTS]; /* completions of each request */
     bool silent[REQUESTS];
     ND2_REQUEST_TYPE type[REQUESTS];
-    bool lent[LOCAL_SIZE];    /* the bytes of LOCAL that a Receive or a Read may write */
-    uint8_t *ended[REGIONS];  /* what a region held when its registration ended */
-    struct region *big;       /* made when it is needed */
+    bool lent[LOCAL_SIZE];   /* the bytes of LOCAL that a Receive or a Read may write */
+    uint8_t *ended[REGIONS]; /* what a region held when its registration ended */
+    struct region *big;      /* made when it is needed */
     uint8_t *big_memory;
     unsigned big_uses;
 
@@ -219,7 +219,8 @@ static void post_data(struct input *input)
 {
     static const ND2_REQUEST_TYPE types[] = {Nd2RequestTypeSend, Nd2RequestTypeWrite, Nd2RequestTypeRead};
     ND2_REQUEST_TYPE type = types[byte(input) % COUNT_OF(types)];
-    uint32_t flags = byte(input) & (ND_OP_FLAG_SILENT_SUCCESS | ND_OP_FLAG_READ_FENCE | ND_OP_FLAG_SEND_AND_SOLICIT_EVENT);
+    uint32_t flags =
+        byte(input) & (ND_OP_FLAG_SILENT_SUCCESS | ND_OP_FLAG_READ_FENCE | ND_OP_FLAG_SEND_AND_SOLICIT_EVENT);
     struct operation operation;
     ND2_SGE sge[MAX_SGE];
 
@@ -293,7 +294,8 @@ static void post_window_of_verbs(struct input *input)
         was_posted(qp_post_invalidate(program->qp, &operation, NULL), Nd2RequestTypeInvalidate, false);
         return;
     }
-    operation_begin(&operation, next_context(), Nd2RequestTypeBind, what & (ND_OP_FLAG_ALLOW_READ | ND_OP_FLAG_ALLOW_WRITE));
+    operation_begin(&operation, next_context(), Nd2RequestTypeBind,
+                    what & (ND_OP_FLAG_ALLOW_READ | ND_OP_FLAG_ALLOW_WRITE));
     operation.refuses_late = true;
     operation.bind.has_key = (what & 2) != 0;
     operation.bind.key = byte(input) | 1;
@@ -317,13 +319,14 @@ static void post_window(struct input *input)
         operation_begin(&operation, next_context(), Nd2RequestTypeBind, flags);
         uint32_t before = program->posted;
         was_posted(qp_post_bind(program->qp, &operation, program->regions[BINDABLE], program->window,
-                                (uintptr_t)program->memory[BINDABLE] + offset, size), Nd2RequestTypeBind, false);
-        for (uint64_t i = offset; program->posted > before && (flags & ND_OP_FLAG_ALLOW_WRITE) != 0 && i < offset + size; i++)
+                                (uintptr_t)program->memory[BINDABLE] + offset, size),
+                   Nd2RequestTypeBind, false);
+        for (uint64_t i = offset;
+             program->posted > before && (flags & ND_OP_FLAG_ALLOW_WRITE) != 0 && i < offset + size; i++)
             program->bound[i] = true;
     } else {
         operation_begin(&operation, next_context(), Nd2RequestTypeInvalidate, what & ND_OP_FLAG_READ_FENCE);
-        was_posted(qp_post_invalidate(program->qp, &operation, program->window), Nd2RequestTypeInvalidate,
-                   false);
+        was_posted(qp_post_invalidate(program->qp, &operation, program->window), Nd2RequestTypeInvalidate, false);
     }
 }
 
@@ -547,15 +550,17 @@ static void send_receipt(struct input *input)
         position -= byte(input);
     if ((how & 0xF0) == 0xF0)
         position += 1 + byte(input);
-    feed(out, wire_put_tagged(out, RDMAP_WRITE, (how & 1) != 0 ? FINAL_RECEIPT_TOKEN : RECEIPT_TOKEN, position, true, 0),
+    feed(out,
+         wire_put_tagged(out, RDMAP_WRITE, (how & 1) != 0 ? FINAL_RECEIPT_TOKEN : RECEIPT_TOKEN, position, true, 0),
          true);
 }
 
 /* A Terminate that complains of something that the engine has sent. */
 static void send_complaint(struct input *input)
 {
-    static const int errors[] = {DDP_TOO_LONG, DDP_NO_BUFFER, DDP_BOUNDS, RDMAP_ACCESS, RDMAP_CANNOT_INVALIDATE,
-                                 RDMAP_INVALID_STAG, DDP_INVALID_STAG, RDMAP_LOCAL_CATASTROPHIC};
+    static const int errors[] = {DDP_TOO_LONG,     DDP_NO_BUFFER,           DDP_BOUNDS,
+                                 RDMAP_ACCESS,     RDMAP_CANNOT_INVALIDATE, RDMAP_INVALID_STAG,
+                                 DDP_INVALID_STAG, RDMAP_LOCAL_CATASTROPHIC};
     uint8_t which = byte(input), error = byte(input), out[128];
     struct wire_segment offender;
     size_t size, used;
@@ -609,8 +614,8 @@ static void send_fpdu(struct input *input)
         size = wire_put_terminate(out, 0x10000 | (int)(word(input) & 0xFFFF), NULL);
         break;
     default: {
-        uint32_t invalidated = (kind & 7) == RDMAP_SEND_INVALIDATE || (kind & 7) == RDMAP_SEND_SOLICITED_INVALIDATE
-                                   ? token(input) : 0;
+        uint32_t invalidated =
+            (kind & 7) == RDMAP_SEND_INVALIDATE || (kind & 7) == RDMAP_SEND_SOLICITED_INVALIDATE ? token(input) : 0;
         uint32_t offset = (kind & 0x40) != 0 ? word(input) : 0;
         size = wire_put_send(out, kind & 7, invalidated, program->msn[QUEUE_SEND] + 1, offset, last, payload);
         program->msn[QUEUE_SEND] += last;
@@ -736,20 +741,22 @@ static void step(struct input *input)
 
 static void begin(uint8_t options, uint8_t connects)
 {
-    struct queue_pair_limits limits = {.receive_depth = 16, .initiator_depth = 16, .receive_sge = 2, .initiator_sge = 2,
-                                       .inline_size = 64};
+    struct queue_pair_limits limits = {
+        .receive_depth = 16, .initiator_depth = 16, .receive_sge = 2, .initiator_sge = 2, .inline_size = 64};
     nd_status status;
 
     program->adapter = calloc(1, sizeof *program->adapter);
     world_require(adapter_start(program->adapter, &face_adapter_class, NULL), "does not start");
     program->adapter->switches.require_crc = program->adapter->switches.strict_read_sink = (options & STRICT) != 0;
-    world_require(cq_create(program->adapter, (options & SMALL_QUEUE) != 0 ? 3 : 200, NULL, &program->cq) == 0, "has no queue");
+    world_require(cq_create(program->adapter, (options & SMALL_QUEUE) != 0 ? 3 : 200, NULL, &program->cq) == 0,
+                  "has no queue");
     for (int i = 0; i < REGIONS; i++) {
         program->memory[i] = malloc(sizes[i]);
         memset(program->memory[i], FILL, sizes[i]);
         world_require(region_create(program->adapter, program, NULL, &program->regions[i]) == 0 &&
-                          region_begin(program->regions[i], program->memory[i], sizes[i],
-                                       (uintptr_t)program->memory[i], rights[i]) == 0, "does not register");
+                          region_begin(program->regions[i], program->memory[i], sizes[i], (uintptr_t)program->memory[i],
+                                       rights[i]) == 0,
+                      "does not register");
         program->local[i] = region_local_token(program->regions[i]);
         program->remote[i] = region_remote_token(program->regions[i]);
     }
@@ -757,14 +764,16 @@ static void begin(uint8_t options, uint8_t connects)
     world_require(window_create(program->adapter, program, NULL, &program->window) == 0, "has no window");
     if ((options & SHARED) != 0)
         world_require(srq_create(program->adapter, program, 16, 2, 0, NULL, &program->srq) == 0, "has no shared queue");
-    world_require(qp_create(program->adapter, program, program->cq, program->cq, program->srq, NULL, &limits, NULL, NULL,
-                            &program->qp) == 0, "has no queue pair");
+    world_require(qp_create(program->adapter, program, program->cq, program->cq, program->srq, NULL, &limits, NULL,
+                            NULL, &program->qp) == 0,
+                  "has no queue pair");
     program->qp->unaware = (options & BY_HAND) != 0;
     program->qp->early = (options & BY_HAND) != 0;
     struct sockaddr_storage here = {.ss_family = AF_INET};
     if ((options & PASSIVE) != 0) {
         socket_handle handle = socket_bound(&here, true, &status);
-        world_require(listener_create(program->adapter, handle, arrived, NULL, &program->listener) == 0, "cannot listen");
+        world_require(listener_create(program->adapter, handle, arrived, NULL, &program->listener) == 0,
+                      "cannot listen");
         program->peer = world_knock();
     } else {
         struct connection_arguments arguments = {.inbound = 4, .outbound = 4, .private_data = "hi", .private_size = 2};

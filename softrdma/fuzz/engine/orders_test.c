@@ -129,11 +129,13 @@ static void begin_binding(struct binding *binding)
 
     binding->cq = new_queue();
     world_require(region_create(adapter, adapter, NULL, &binding->region) == ND_SUCCESS &&
-                      region_begin(binding->region, binding->memory, sizeof binding->memory,
-                                   (uintptr_t)binding->memory, 0) == ND_SUCCESS, "does not register");
+                      region_begin(binding->region, binding->memory, sizeof binding->memory, (uintptr_t)binding->memory,
+                                   0) == ND_SUCCESS,
+                  "does not register");
     world_require(window_create(adapter, adapter, NULL, &binding->window) == ND_SUCCESS, "has no window");
-    world_require(qp_create(adapter, adapter, binding->cq, binding->cq, NULL, NULL, &limits, NULL, NULL, &binding->qp) ==
-                      ND_SUCCESS, "has no queue pair");
+    world_require(qp_create(adapter, adapter, binding->cq, binding->cq, NULL, NULL, &limits, NULL, NULL,
+                            &binding->qp) == ND_SUCCESS,
+                  "has no queue pair");
     binding->qp->early = true;
     operation_begin(&binding->operation, NULL, Nd2RequestTypeBind, ND_OP_FLAG_ALLOW_READ);
 }
@@ -141,7 +143,8 @@ static void begin_binding(struct binding *binding)
 static void post_bind(struct binding *binding, uint64_t size)
 {
     world_require(qp_post_bind(binding->qp, &binding->operation, binding->region, binding->window,
-                               (uintptr_t)binding->memory, size) == ND_SUCCESS, "takes no Bind");
+                               (uintptr_t)binding->memory, size) == ND_SUCCESS,
+                  "takes no Bind");
 }
 
 static void end_binding(struct binding *binding)

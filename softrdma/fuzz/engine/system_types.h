@@ -1,5 +1,5 @@
-/* The types of ../../engine/system.h for the fuzzer: one thread, a clock that the input moves, and sockets whose other end
- * the input is. See world.h. */
+/* The types of ../../engine/system.h for the fuzzer: one thread, a clock that the input moves, and sockets whose other
+ * end the input is. See world.h. */
 #ifndef SYSTEM_TYPES_H
 #define SYSTEM_TYPES_H
 
@@ -15,7 +15,7 @@ struct condition {
     uint32_t wakes;
 };
 
-#define LOCK_INIT {0, 0}
+#define LOCK_INIT      {0, 0}
 #define CONDITION_INIT {0}
 
 struct io {
@@ -28,7 +28,7 @@ struct io {
 
 /* Small, so that a short input fills them. A receive buffer has to hold the largest FPDU. */
 #define IN_BUFFER_FIRST (66u * 1024)
-#define IN_BUFFER_SIZE (132u * 1024)
+#define IN_BUFFER_SIZE  (132u * 1024)
 #define OUT_BUFFER_SIZE (66u * 1024)
 
 typedef int socket_handle;

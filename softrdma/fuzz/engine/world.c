@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST 16
+#define MOST       16
 #define FIRST_PORT 5000
-#define TURNS 100000u
+#define TURNS      100000u
 
 struct connection {
     bool open, listening, connected, canceled, fin, reset;
@@ -116,9 +116,7 @@ uint64_t thread_id(void)
     return 1;
 }
 
-void thread_yield(void)
-{
-}
+void thread_yield(void) {}
 
 uint64_t now_ms(void)
 {
@@ -135,9 +133,7 @@ void workers_stop(void)
     world_run();
 }
 
-void workers_wake(void)
-{
-}
+void workers_wake(void) {}
 
 static void post(struct io *io, nd_status error, size_t bytes)
 {
@@ -200,7 +196,8 @@ bool socket_set_service_type(socket_handle handle, uint8_t value)
 
 bool socket_address(socket_handle handle, struct sockaddr_storage *out)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)(FIRST_PORT + handle)),
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_port = htons((uint16_t)(FIRST_PORT + handle)),
                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 
     (void)of(handle);
@@ -319,8 +316,8 @@ static size_t take_output(struct connection *connection, const void *data, size_
     return taken;
 }
 
-enum io_result socket_send(struct socket *socket, struct io *io, const void *data, size_t size, bool more,
-                           size_t *sent, nd_status *error)
+enum io_result socket_send(struct socket *socket, struct io *io, const void *data, size_t size, bool more, size_t *sent,
+                           nd_status *error)
 {
     struct connection *connection = of(socket->handle);
 
@@ -452,9 +449,7 @@ bool guarded_copy_start(void)
     return true;
 }
 
-void guarded_copy_stop(void)
-{
-}
+void guarded_copy_stop(void) {}
 
 bool guarded_copy(void *destination, const void *source, size_t size)
 {

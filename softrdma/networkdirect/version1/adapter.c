@@ -65,8 +65,8 @@ static HRESULT STDMETHODCALLTYPE adapter_query(INDAdapter *self, DWORD version, 
     return guarded_copy(out, &info, sizeof info) ? ND_SUCCESS : ND_INVALID_PARAMETER_2;
 }
 
-static HRESULT STDMETHODCALLTYPE adapter_control(INDAdapter *self, DWORD code, const void *in, SIZE_T in_size, void *out,
-                                                 SIZE_T out_size, SIZE_T *returned, OVERLAPPED *overlapped)
+static HRESULT STDMETHODCALLTYPE adapter_control(INDAdapter *self, DWORD code, const void *in, SIZE_T in_size,
+                                                 void *out, SIZE_T out_size, SIZE_T *returned, OVERLAPPED *overlapped)
 {
     UNUSED(code);
     UNUSED(in);
@@ -112,8 +112,8 @@ static HRESULT STDMETHODCALLTYPE adapter_register(INDAdapter *self, const void *
     HRESULT status = nd_region_new(&adapter->base.adapter, out, &region);
     if (status != ND_SUCCESS)
         return status;
-    status = region_begin(region, buffer, size, (uintptr_t)buffer,
-                          ND_MR_FLAG_ALLOW_LOCAL_WRITE | ND_MR_FLAG_RDMA_READ_SINK);
+    status =
+        region_begin(region, buffer, size, (uintptr_t)buffer, ND_MR_FLAG_ALLOW_LOCAL_WRITE | ND_MR_FLAG_RDMA_READ_SINK);
     if (status == ND_SUCCESS)
         status = request_accept(&adapter->base.com.source, REQUEST_REGION, overlapped, region);
     if (status != ND_PENDING) {

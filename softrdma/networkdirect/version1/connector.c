@@ -14,11 +14,11 @@ static struct version1_adapter *adapter_of(INDConnector *self)
 }
 
 static HRESULT STDMETHODCALLTYPE INDConnector_create_endpoint(INDConnector *self, INDCompletionQueue *inbound_queue,
-                                                              INDCompletionQueue *outbound_queue, SIZE_T inbound_entries,
-                                                              SIZE_T outbound_entries, SIZE_T inbound_sge,
-                                                              SIZE_T outbound_sge, SIZE_T inbound_read_limit,
-                                                              SIZE_T outbound_read_limit, SIZE_T *max_inline_data,
-                                                              INDEndpoint **out)
+                                                              INDCompletionQueue *outbound_queue,
+                                                              SIZE_T inbound_entries, SIZE_T outbound_entries,
+                                                              SIZE_T inbound_sge, SIZE_T outbound_sge,
+                                                              SIZE_T inbound_read_limit, SIZE_T outbound_read_limit,
+                                                              SIZE_T *max_inline_data, INDEndpoint **out)
 {
     static const SIZE_T inline_size = MAX_INLINE_DATA;
     struct adapter *adapter = &adapter_of(self)->base.adapter;
@@ -97,8 +97,9 @@ static HRESULT STDMETHODCALLTYPE INDConnector_complete(INDConnector *self, OVERL
     return connector_complete((IND2Connector *)self, overlapped);
 }
 
-static HRESULT STDMETHODCALLTYPE INDConnector_accept(INDConnector *self, INDEndpoint *endpoint, const void *private_data,
-                                                     SIZE_T private_size, OVERLAPPED *overlapped)
+static HRESULT STDMETHODCALLTYPE INDConnector_accept(INDConnector *self, INDEndpoint *endpoint,
+                                                     const void *private_data, SIZE_T private_size,
+                                                     OVERLAPPED *overlapped)
 {
     const struct connection connection = connection_of(self, endpoint, private_data, private_size);
     return connector_answer(connector_of(self), &connection, overlapped);
@@ -184,18 +185,9 @@ static HRESULT STDMETHODCALLTYPE INDConnector_result(INDConnector *self, OVERLAP
 }
 
 static const struct INDConnector_methods connector_methods = {
-    COM_METHODS(INDConnector),
-    INDConnector_cancel,
-    INDConnector_result,
-    INDConnector_create_endpoint,
-    INDConnector_connect,
-    INDConnector_complete,
-    INDConnector_accept,
-    INDConnector_reject,
-    INDConnector_data,
-    INDConnector_local_address,
-    INDConnector_peer_address,
-    INDConnector_notify_disconnect,
+    COM_METHODS(INDConnector), INDConnector_cancel,        INDConnector_result,       INDConnector_create_endpoint,
+    INDConnector_connect,      INDConnector_complete,      INDConnector_accept,       INDConnector_reject,
+    INDConnector_data,         INDConnector_local_address, INDConnector_peer_address, INDConnector_notify_disconnect,
     INDConnector_disconnect,
 };
 
@@ -227,7 +219,10 @@ static HRESULT STDMETHODCALLTYPE listen_get_request(INDListen *self, INDConnecto
 }
 
 static const struct INDListen_methods listen_methods = {
-    COM_METHODS(INDListen), listen_cancel, listen_result, listen_get_request,
+    COM_METHODS(INDListen),
+    listen_cancel,
+    listen_result,
+    listen_get_request,
 };
 
 const struct object_view version1_listen_view = {

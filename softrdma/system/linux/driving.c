@@ -1,7 +1,7 @@
 /* See driving.h.
  *
- * `inside` counts the threads that keep the gates shut. Its upper half is the number of times that worker 0 has not believed
- * them any more. A thread that comes back after that is not counted, and has to show anew that it drives.
+ * `inside` counts the threads that keep the gates shut. Its upper half is the number of times that worker 0 has not
+ * believed them any more. A thread that comes back after that is not counted, and has to show anew that it drives.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -20,20 +20,20 @@
 
 /* How often worker 0 looks whether those who shut the gates are still there, and sends what sockets hold. */
 #define NAP_MS 2
-/* A thread that looks again within SPIN_NS, SPINS times, stays for LINGER_NS at each look. One that has done it more often, up
- * to MOST_SPINS, goes on after the system has let others run in between. */
-#define SPIN_NS 5000
-#define SPINS 16
+/* A thread that looks again within SPIN_NS, SPINS times, stays for LINGER_NS at each look. One that has done it more
+ * often, up to MOST_SPINS, goes on after the system has let others run in between. */
+#define SPIN_NS    5000
+#define SPINS      16
 #define MOST_SPINS 256
 /* It lets others run after so many turns. */
-#define TURNS 4
+#define TURNS     4
 #define LINGER_NS 5000
 /* A thread that has slept and driven so many times shuts the gates when it sleeps. */
 #define SLEEPS 4
 /* A thread that sleeps longer is not the only one any more that waits for sockets. */
 #define SLEEPER_MS 1000
 
-#define COUNT 0xffffu
+#define COUNT     0xffffu
 #define DISBELIEF 0x10000u
 
 /* One thread at a time drives, and one sleeps until there is something to drive. */
@@ -156,8 +156,9 @@ static unsigned program_threads(void)
     struct stat tasks;
 
     /* The folder has a link for each thread's folder, and two of its own. */
-    return stat("/proc/self/task", &tasks) == 0 && tasks.st_nlink > 2 + worker_count ? (unsigned)tasks.st_nlink - 2 - worker_count
-                                                                                    : UINT_MAX;
+    return stat("/proc/self/task", &tasks) == 0 && tasks.st_nlink > 2 + worker_count
+               ? (unsigned)tasks.st_nlink - 2 - worker_count
+               : UINT_MAX;
 }
 
 int driving_limit(void)
@@ -267,8 +268,8 @@ void workers_spin(bool (*found)(void *what), void *what)
         go_outside(ticket);
     if (!handled && !done)
         self.spins = !again ? self.spins / 2 : self.spins < MOST_SPINS ? self.spins + 1 : MOST_SPINS;
-    /* What the program looks for may need this processor. Other threads may wait for what this one would handle, which may
-     * not get its processor back soon. */
+    /* What the program looks for may need this processor. Other threads may wait for what this one would handle, which
+     * may not get its processor back soon. */
     if (!done && !(stays && alone))
         thread_yield();
     self.looked = handled || done ? 0 : now_ns();
@@ -280,7 +281,8 @@ static bool begin_to_sleep(uint64_t thread)
 {
     uint64_t other = 0, now = now_ms();
 
-    if (!atomic_compare_exchange_strong(&sleeper, &other, thread) && other != thread && now < sleeper_since + SLEEPER_MS)
+    if (!atomic_compare_exchange_strong(&sleeper, &other, thread) && other != thread &&
+        now < sleeper_since + SLEEPER_MS)
         return false;
     sleeper = thread;
     sleeper_since = now;

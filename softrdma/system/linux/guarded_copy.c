@@ -298,16 +298,18 @@ static void on_fault(int level, int number, siginfo_t *info, void *context)
     errno = error;
 }
 
-#define ENTRY(level)                                                           \
+#define ENTRY(level)                                                         \
     static void on_fault_##level(int number, siginfo_t *info, void *context) \
-    {                                                                          \
-        on_fault(level, number, info, context);                                \
+    {                                                                        \
+        on_fault(level, number, info, context);                              \
     }
+/* clang-format off */
 ENTRY(0) ENTRY(1) ENTRY(2) ENTRY(3) ENTRY(4) ENTRY(5) ENTRY(6) ENTRY(7)
 ENTRY(8) ENTRY(9) ENTRY(10) ENTRY(11) ENTRY(12) ENTRY(13) ENTRY(14) ENTRY(15)
+/* clang-format on */
 
 static void (*const entries[LEVELS])(int, siginfo_t *, void *) = {
-    on_fault_0, on_fault_1, on_fault_2, on_fault_3, on_fault_4, on_fault_5, on_fault_6, on_fault_7,
+    on_fault_0, on_fault_1, on_fault_2,  on_fault_3,  on_fault_4,  on_fault_5,  on_fault_6,  on_fault_7,
     on_fault_8, on_fault_9, on_fault_10, on_fault_11, on_fault_12, on_fault_13, on_fault_14, on_fault_15,
 };
 

@@ -6,8 +6,8 @@
 
 #include <pthread.h>
 
-/* A thread that the program cancels must not end in one of the engine's calls, where it may have locks. So whatever calls
- * the C library's functions that are cancellation points does it between these two. */
+/* A thread that the program cancels must not end in one of the engine's calls, where it may have locks. So whatever
+ * calls the C library's functions that are cancellation points does it between these two. */
 static inline int cancel_off(void)
 {
     int before;
@@ -44,8 +44,8 @@ void worker_post_error(struct io *io, nd_status error);
 /* A channel for a socket of this worker. Zeroed when new, otherwise as it was left. */
 struct channel *worker_take_channel(unsigned worker);
 void worker_give_channel(unsigned worker, struct channel *channel);
-/* From now on, edges of the handle go to channel_ready on this worker, or on a thread that drives. Nobody drives for a worker
- * without handles that are `drivable`. */
+/* From now on, edges of the handle go to channel_ready on this worker, or on a thread that drives. Nobody drives for a
+ * worker without handles that are `drivable`. */
 bool worker_watch(unsigned worker, int handle, struct channel *channel, bool drivable);
 void worker_unwatch(unsigned worker, int handle, bool drivable);
 
@@ -57,12 +57,12 @@ struct direction {
     int handle; /* NO_SOCKET: no operation may start */
     struct io *io;
     bool connects;
-    bool empty; /* the last receive took everything, and no edge came since */
-    bool ended; /* the peer's FIN or an error is there or was: `empty` says nothing */
-    bool holds;  /* bytes were sent that wait for others */
-    bool alone;  /* the last that a worker sent was something that others might have followed soon */
+    bool empty;      /* the last receive took everything, and no edge came since */
+    bool ended;      /* the peer's FIN or an error is there or was: `empty` says nothing */
+    bool holds;      /* bytes were sent that wait for others */
+    bool alone;      /* the last that a worker sent was something that others might have followed soon */
     uint8_t answers; /* how often the program sent something after that, in a row */
-    bool listed; /* in the list of those that may hold bytes; see driving_hold() */
+    bool listed;     /* in the list of those that may hold bytes; see driving_hold() */
 };
 
 /* The part of a socket that the worker knows. Channels are reused, but only by sockets of the same worker, and freed
@@ -86,8 +86,8 @@ void channel_push(struct channel *channel);
 
 /* Whether this thread is a worker. */
 bool worker_here(void);
-/* Whether bytes may wait for others: this thread is a worker or drives, and worker 0 will send them, if the program, which looks
- * again and again, does not send more before. */
+/* Whether bytes may wait for others: this thread is a worker or drives, and worker 0 will send them, if the program,
+ * which looks again and again, does not send more before. */
 bool driving_may_hold(void);
 /* The channel's socket holds bytes. Locked: its `out`. */
 void driving_hold(struct channel *channel);

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_READ  22
 #define MADV_POPULATE_WRITE 23
 #endif
 
@@ -71,7 +71,7 @@ struct mapping_query {
     uint32_t major, minor, name_size, build_id_size;
     uint64_t name, build_id;
 };
-#define QUERY_MAPPING _IOWR('f', 17, struct mapping_query)
+#define QUERY_MAPPING    _IOWR('f', 17, struct mapping_query)
 #define MAPPING_READABLE 1u
 #define MAPPING_WRITABLE 2u
 #define COVERING_OR_NEXT 16u

@@ -1,5 +1,5 @@
-/* The kernel tells by netlink (sock_diag), or by /proc/net/tcp where netlink cannot be had. Both name the user who made a
- * socket. A socket that no process has any more has no inode, and then its user means nothing. */
+/* The kernel tells by netlink (sock_diag), or by /proc/net/tcp where netlink cannot be had. Both name the user who made
+ * a socket. A socket that no process has any more has no inode, and then its user means nothing. */
 #include "owner.h"
 #include "address.h"
 #include "internal.h"

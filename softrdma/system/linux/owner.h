@@ -4,8 +4,9 @@
 
 #include "system.h"
 
-/* Whether the peer's end of a connection belongs to this process's user or to root, or to another host. False also if the
- * system does not tell, or if the peer has closed its end. `local` and `peer` are the addresses of this process's end. */
+/* Whether the peer's end of a connection belongs to this process's user or to root, or to another host. False also if
+ * the system does not tell, or if the peer has closed its end. `local` and `peer` are the addresses of this process's
+ * end. */
 bool owner_is_trusted(const struct sockaddr_storage *local, const struct sockaddr_storage *peer);
 
 #endif

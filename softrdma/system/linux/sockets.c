@@ -102,8 +102,8 @@ static socket_handle bound(const struct sockaddr_storage *address, int option_le
     if (errno == EADDRINUSE && port_is_zero(address))
         *status = ND_TOO_MANY_ADDRESSES;
     else
-        *status = errno == EADDRINUSE                                          ? ND_SHARING_VIOLATION
-                  : errno == EACCES || errno == EPERM                          ? ND_ACCESS_DENIED
+        *status = errno == EADDRINUSE                                            ? ND_SHARING_VIOLATION
+                  : errno == EACCES || errno == EPERM                            ? ND_ACCESS_DENIED
                   : errno == EADDRNOTAVAIL || errno == EINVAL || errno == ENODEV ? ND_INVALID_ADDRESS
                                                                                  : ND_INSUFFICIENT_RESOURCES;
     socket_discard(handle);
@@ -133,7 +133,8 @@ bool socket_set_service_type(socket_handle handle, uint8_t value)
     if (!socket_address(handle, &own))
         return false;
     bool large = own.ss_family == AF_INET6;
-    return setsockopt(handle, large ? IPPROTO_IPV6 : IPPROTO_IP, large ? IPV6_TCLASS : IP_TOS, &number, sizeof number) == 0;
+    return setsockopt(handle, large ? IPPROTO_IPV6 : IPPROTO_IP, large ? IPV6_TCLASS : IP_TOS, &number,
+                      sizeof number) == 0;
 }
 
 bool socket_address(socket_handle handle, struct sockaddr_storage *out)
@@ -149,8 +150,8 @@ socket_handle socket_accept(socket_handle listening, struct sockaddr_storage *pe
 
     handles_lock();
     int cancel = cancel_off();
-    int handle = accept4(listening, (struct sockaddr *)peer, peer != NULL ? &length : NULL,
-                         SOCK_CLOEXEC | SOCK_NONBLOCK);
+    int handle =
+        accept4(listening, (struct sockaddr *)peer, peer != NULL ? &length : NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     cancel_as(cancel);
     if (!handles_add(handle)) {
         errno = ENOMEM;
@@ -362,8 +363,9 @@ enum move socket_receive_elsewhere(struct socket *socket, struct io *io, void *d
     return pending ? MOVE_DONE : MOVE_FAILED;
 }
 
-/* Whether what is sent may wait for other bytes, if others may follow soon. Locked. What a worker sends waits for a program
- * that has answered the last messages: so the peer gets both at once, and its program need not be woken twice. */
+/* Whether what is sent may wait for other bytes, if others may follow soon. Locked. What a worker sends waits for a
+ * program that has answered the last messages: so the peer gets both at once, and its program need not be woken twice.
+ */
 static bool may_wait(struct direction *out, bool more)
 {
     bool worker = worker_here();
@@ -382,8 +384,8 @@ static bool may_wait(struct direction *out, bool more)
     return out->answers == ANSWERS && driving_may_hold();
 }
 
-enum io_result socket_send(struct socket *socket, struct io *io, const void *data, size_t size, bool more,
-                           size_t *sent, nd_status *error)
+enum io_result socket_send(struct socket *socket, struct io *io, const void *data, size_t size, bool more, size_t *sent,
+                           nd_status *error)
 {
     *sent = 0;
     if (!channel_usable(socket->channel))
@@ -456,7 +458,7 @@ void channel_push(struct channel *channel)
 #define PROBES 30
 /* What Linux has by default. */
 #define USUAL_PROBE_S 7200
-#define UNANSWERED 3
+#define UNANSWERED    3
 
 void socket_probe(struct socket *socket, bool on)
 {
@@ -476,9 +478,8 @@ bool socket_peer_silent(struct socket *socket, uint32_t ms)
     struct tcp_info info = {0};
     socklen_t length = sizeof info;
 
-    return channel_usable(socket->channel) &&
-           getsockopt(socket->handle, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_last_ack_recv >= ms &&
-           info.tcpi_retransmits + info.tcpi_probes >= UNANSWERED;
+    return channel_usable(socket->channel) && getsockopt(socket->handle, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 &&
+           info.tcpi_last_ack_recv >= ms && info.tcpi_retransmits + info.tcpi_probes >= UNANSWERED;
 }
 
 bool socket_peer_ended(struct socket *socket)

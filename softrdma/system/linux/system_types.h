@@ -16,7 +16,7 @@ struct condition {
     _Atomic uint32_t wakes, waiters;
 };
 
-#define LOCK_INIT {0, 0}
+#define LOCK_INIT      {0, 0}
 #define CONDITION_INIT {0, 0}
 
 /* One operation in flight. */
@@ -30,9 +30,10 @@ struct io {
     size_t size;
 };
 
-/* Input fits into a processor's cache. A connection is locked while it sends, so a large piece costs fewer changes of threads. */
+/* Input fits into a processor's cache. A connection is locked while it sends, so a large piece costs fewer changes of
+ * threads. */
 #define IN_BUFFER_FIRST (128u * 1024)
-#define IN_BUFFER_SIZE IN_BUFFER_FIRST
+#define IN_BUFFER_SIZE  IN_BUFFER_FIRST
 #define OUT_BUFFER_SIZE (528u * 1024) /* holds half of a 1 MiB Write with its headers */
 
 typedef int socket_handle;

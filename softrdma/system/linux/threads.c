@@ -13,9 +13,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define WRITER 0x80000000u   /* a thread has the lock exclusively */
+#define WRITER   0x80000000u /* a thread has the lock exclusively */
 #define SLEEPERS 0x40000000u /* threads sleep; who frees the lock wakes them all */
-#define SPINS 60
+#define SPINS    60
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t value, const uint64_t *ms)
 {
@@ -59,9 +59,8 @@ static void wait_for(struct lock *lock, uint32_t state, unsigned *spins)
             sched_yield();
         return;
     }
-    if ((state & SLEEPERS) == 0 &&
-        !atomic_compare_exchange_strong_explicit(&lock->state, &state, state | SLEEPERS, memory_order_relaxed,
-                                                 memory_order_relaxed))
+    if ((state & SLEEPERS) == 0 && !atomic_compare_exchange_strong_explicit(&lock->state, &state, state | SLEEPERS,
+                                                                            memory_order_relaxed, memory_order_relaxed))
         return;
     futex_wait(&lock->state, state | SLEEPERS, NULL);
 }

@@ -27,8 +27,8 @@ void watch_stop(struct watch *watch);
 socket_handle socket_accept(socket_handle listening, struct sockaddr_storage *peer);
 /* Like socket_bound(), for a socket that shares its port with others by SO_REUSEADDR or SO_REUSEPORT. */
 socket_handle socket_sharing(const struct sockaddr_storage *address, int option, nd_status *status);
-/* A socket that will connect from this address, whose port is 0. It gets a port when it connects. So ports of connections
- * that ended a short time ago can be used again, to another peer. Otherwise like socket_bound(). */
+/* A socket that will connect from this address, whose port is 0. It gets a port when it connects. So ports of
+ * connections that ended a short time ago can be used again, to another peer. Otherwise like socket_bound(). */
 socket_handle socket_for_connecting(const struct sockaddr_storage *own, nd_status *status);
 /* IP_TOS or IPV6_TCLASS. What a listening socket has, its connections have too. The two bits of ECN are TCP's own. */
 bool socket_set_service_type(socket_handle handle, uint8_t value);

@@ -1,8 +1,8 @@
 /* Threads that wait for sockets with epoll and run callbacks.
  *
- * Sockets are watched for edges, so an event needs no system call that takes it back. A worker that does not sleep is not
- * woken: it looks at its list before it sleeps. The eventfd that wakes it is not in the epoll of its sockets, where a thread
- * that drives would take the event. */
+ * Sockets are watched for edges, so an event needs no system call that takes it back. A worker that does not sleep is
+ * not woken: it looks at its list before it sleeps. The eventfd that wakes it is not in the epoll of its sockets, where
+ * a thread that drives would take the event. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -27,7 +27,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#define EVENTS 64
+#define EVENTS    64
 #define MIN_STACK (1u << 20) /* musl gives 128 KiB */
 
 struct worker workers[MAX_WORKERS];

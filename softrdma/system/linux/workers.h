@@ -27,7 +27,8 @@ extern _Atomic unsigned worker_count;
 
 /* Has worker 0 call driving_attend(). */
 void worker_poke(void);
-/* Handles what has come to the worker's sockets, a batch at most, and what was posted to it. Returns how much that was. */
+/* Handles what has come to the worker's sockets, a batch at most, and what was posted to it. Returns how much that was.
+ */
 int worker_handle(struct worker *worker);
 bool worker_open_gate(struct worker *worker, bool open);
 

@@ -99,9 +99,7 @@ bool guarded_copy_start(void)
     return true;
 }
 
-void guarded_copy_stop(void)
-{
-}
+void guarded_copy_stop(void) {}
 
 bool guarded_copy(void *destination, const void *source, size_t size)
 {

@@ -153,8 +153,8 @@ enum io_result socket_connect(struct socket *socket, struct io *io, const struct
     return outcome(done, error);
 }
 
-enum io_result socket_send(struct socket *socket, struct io *io, const void *data, size_t size, bool more,
-                           size_t *sent, nd_status *error)
+enum io_result socket_send(struct socket *socket, struct io *io, const void *data, size_t size, bool more, size_t *sent,
+                           nd_status *error)
 {
     WSABUF chunk = {(ULONG)size, (char *)data};
     DWORD bytes = 0;

@@ -14,7 +14,7 @@ struct condition {
     CONDITION_VARIABLE condition;
 };
 
-#define LOCK_INIT {SRWLOCK_INIT}
+#define LOCK_INIT      {SRWLOCK_INIT}
 #define CONDITION_INIT {CONDITION_VARIABLE_INIT}
 
 /* One operation in flight. */
@@ -25,7 +25,7 @@ struct io {
 };
 
 #define IN_BUFFER_FIRST (128u * 1024)
-#define IN_BUFFER_SIZE (512u * 1024)
+#define IN_BUFFER_SIZE  (512u * 1024)
 #define OUT_BUFFER_SIZE (1100u * 1024) /* holds a 1 MiB Write with its headers */
 
 typedef SOCKET socket_handle;

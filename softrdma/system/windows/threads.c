@@ -94,7 +94,7 @@ static nd_status status_of(const OVERLAPPED *overlapped)
         return ND_SUCCESS;
     if (to_dos == NULL)
         to_dos = (NTSTATUS(WINAPI *)(NTSTATUS))(void *)GetProcAddress(GetModuleHandleA("ntdll.dll"),
-                                                                    "RtlNtStatusToDosError");
+                                                                      "RtlNtStatusToDosError");
     DWORD error = (DWORD)to_dos((NTSTATUS)overlapped->Internal);
     return error == 0 ? ND_SUCCESS : handshake_status(error);
 }

@@ -35,7 +35,7 @@ static struct ibv_context *open_device(const char *name)
 }
 
 static void connect_to(struct ibv_qp *qp, int port, int gid_index, int mtu, uint32_t number, uint32_t psn, uint16_t lid,
-    const char *gid)
+                       const char *gid)
 {
     struct ibv_qp_attr to_receive = {
         .qp_state = IBV_QPS_RTR,
@@ -64,19 +64,21 @@ static void connect_to(struct ibv_qp *qp, int port, int gid_index, int mtu, uint
             fail("GID");
         to_receive.ah_attr.grh.dgid.raw[i] = (uint8_t)byte;
     }
-    if (ibv_modify_qp(qp, &to_receive, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN
-            | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
+    if (ibv_modify_qp(qp, &to_receive,
+                      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                          IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
         fail("ready to receive");
-    if (ibv_modify_qp(qp, &to_send, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN
-            | IBV_QP_MAX_QP_RD_ATOMIC))
+    if (ibv_modify_qp(qp, &to_send,
+                      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                          IBV_QP_MAX_QP_RD_ATOMIC))
         fail("ready to send");
 }
 
 int main(int argc, char **argv)
 {
     static char memory[SIZE];
-    struct ibv_qp_init_attr wanted = {.qp_type = IBV_QPT_RC,
-        .cap = {.max_send_wr = 4, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1}};
+    struct ibv_qp_init_attr wanted = {
+        .qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 4, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1}};
     struct ibv_qp_attr initial = {.qp_state = IBV_QPS_INIT};
     struct ibv_context *context;
     struct ibv_pd *domain;
@@ -102,8 +104,8 @@ int main(int argc, char **argv)
     for (int i = 0; i < SIZE; i++)
         memory[i] = (char)('a' + i % 26);
     printf("endpoint %u %u\n", qp->qp_num, PSN);
-    if (!fgets(line, sizeof line, stdin)
-        || sscanf(line, "%u %u %u %32s %llu %u", &number, &psn, &lid, gid, &address, &rkey) != 6)
+    if (!fgets(line, sizeof line, stdin) ||
+        sscanf(line, "%u %u %u %32s %llu %u", &number, &psn, &lid, gid, &address, &rkey) != 6)
         return 2;
     connect_to(qp, atoi(argv[2]), atoi(argv[3]), atoi(argv[4]), number, psn, (uint16_t)lid, gid);
     printf("connected\n");

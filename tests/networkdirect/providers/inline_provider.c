@@ -19,18 +19,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define EXPORT __declspec(dllexport)
+#define EXPORT         __declspec(dllexport)
 #define PENDING_STATUS ((ULONG_PTR)0x103)
-#define MARK_ENDED 0x6E640010
-#define MARK_PHASE 0x6E640011
-#define BUCKETS 4096
+#define MARK_ENDED     0x6E640010
+#define MARK_PHASE     0x6E640011
+#define BUCKETS        4096
 
 struct file {
     struct file *next;
-    HANDLE client;          /* the caller's */
+    HANDLE client; /* the caller's */
     HANDLE duplicate;
     HANDLE server;
-    HANDLE inner;           /* softnd's */
+    HANDLE inner; /* softnd's */
     SRWLOCK lock;
     OVERLAPPED answer;
     char read_byte;
@@ -105,16 +105,17 @@ static HRESULT new_file(HANDLE inner, HANDLE *out)
     struct file *file = calloc(1, sizeof *file);
 
     snprintf(name, sizeof name, "\\\\.\\pipe\\inline-%lu-%p-%ld", GetCurrentProcessId(), (void *)&files,
-        InterlockedIncrement(&count));
+             InterlockedIncrement(&count));
     file->inner = inner;
-    file->server = CreateNamedPipeA(name, PIPE_ACCESS_DUPLEX | FILE_FLAG_OVERLAPPED, PIPE_TYPE_BYTE, 1, 64, 64, 0, NULL);
+    file->server =
+        CreateNamedPipeA(name, PIPE_ACCESS_DUPLEX | FILE_FLAG_OVERLAPPED, PIPE_TYPE_BYTE, 1, 64, 64, 0, NULL);
     file->client = CreateFileA(name, GENERIC_READ | GENERIC_WRITE, 0, NULL, OPEN_EXISTING, FILE_FLAG_OVERLAPPED, NULL);
     if (file->client == INVALID_HANDLE_VALUE)
         return ND_INSUFFICIENT_RESOURCES;
     SetFileCompletionNotificationModes(file->client,
-        FILE_SKIP_COMPLETION_PORT_ON_SUCCESS | FILE_SKIP_SET_EVENT_ON_HANDLE);
+                                       FILE_SKIP_COMPLETION_PORT_ON_SUCCESS | FILE_SKIP_SET_EVENT_ON_HANDLE);
     DuplicateHandle(GetCurrentProcess(), file->client, GetCurrentProcess(), &file->duplicate, 0, FALSE,
-        DUPLICATE_SAME_ACCESS);
+                    DUPLICATE_SAME_ACCESS);
     AcquireSRWLockExclusive(&lock);
     file->next = files;
     files = file;
@@ -229,14 +230,14 @@ static HRESULT STDMETHODCALLTYPE result(IND2Overlapped *self, OVERLAPPED *theirs
 static HRESULT inner_result(struct request *request)
 {
     return connector.GetOverlappedResult != NULL
-        ? connector.GetOverlappedResult((void *)request->object, &request->own, FALSE)
-        : region.GetOverlappedResult != NULL
-        ? region.GetOverlappedResult((void *)request->object, &request->own, FALSE)
-        : completion_queue.GetOverlappedResult != NULL
-        ? completion_queue.GetOverlappedResult((void *)request->object, &request->own, FALSE)
-        : shared_queue.GetOverlappedResult != NULL
-        ? shared_queue.GetOverlappedResult((void *)request->object, &request->own, FALSE)
-        : listener.GetOverlappedResult((void *)request->object, &request->own, FALSE);
+               ? connector.GetOverlappedResult((void *)request->object, &request->own, FALSE)
+           : region.GetOverlappedResult != NULL
+               ? region.GetOverlappedResult((void *)request->object, &request->own, FALSE)
+           : completion_queue.GetOverlappedResult != NULL
+               ? completion_queue.GetOverlappedResult((void *)request->object, &request->own, FALSE)
+           : shared_queue.GetOverlappedResult != NULL
+               ? shared_queue.GetOverlappedResult((void *)request->object, &request->own, FALSE)
+               : listener.GetOverlappedResult((void *)request->object, &request->own, FALSE);
 }
 
 static struct request *new_request(void *object, OVERLAPPED *theirs)
@@ -300,7 +301,7 @@ static HRESULT STDMETHODCALLTYPE notify_shared(IND2SharedReceiveQueue *self, OVE
 }
 
 static HRESULT STDMETHODCALLTYPE do_register(IND2MemoryRegion *self, const void *buffer, SIZE_T size, ULONG flags,
-    OVERLAPPED *theirs)
+                                             OVERLAPPED *theirs)
 {
     struct request *request = new_request(self, theirs);
     return started(request, region.Register(self, buffer, size, flags, &request->own), wait_ms);
@@ -317,11 +318,13 @@ static HRESULT STDMETHODCALLTYPE deregister(IND2MemoryRegion *self, OVERLAPPED *
 }
 
 static HRESULT STDMETHODCALLTYPE do_connect(IND2Connector *self, IUnknown *queue_pair, const struct sockaddr *address,
-    ULONG size, ULONG inbound, ULONG outbound, const void *data, ULONG data_size, OVERLAPPED *theirs)
+                                            ULONG size, ULONG inbound, ULONG outbound, const void *data,
+                                            ULONG data_size, OVERLAPPED *theirs)
 {
     struct request *request = new_request(self, theirs);
-    return started(request,
-        connector.Connect(self, queue_pair, address, size, inbound, outbound, data, data_size, &request->own), others_ms);
+    return started(
+        request, connector.Connect(self, queue_pair, address, size, inbound, outbound, data, data_size, &request->own),
+        others_ms);
 }
 
 static HRESULT STDMETHODCALLTYPE complete_connect(IND2Connector *self, OVERLAPPED *theirs)
@@ -331,11 +334,11 @@ static HRESULT STDMETHODCALLTYPE complete_connect(IND2Connector *self, OVERLAPPE
 }
 
 static HRESULT STDMETHODCALLTYPE do_accept(IND2Connector *self, IUnknown *queue_pair, ULONG inbound, ULONG outbound,
-    const void *data, ULONG data_size, OVERLAPPED *theirs)
+                                           const void *data, ULONG data_size, OVERLAPPED *theirs)
 {
     struct request *request = new_request(self, theirs);
     return started(request, connector.Accept(self, queue_pair, inbound, outbound, data, data_size, &request->own),
-        others_ms);
+                   others_ms);
 }
 
 static HRESULT STDMETHODCALLTYPE notify_disconnect(IND2Connector *self, OVERLAPPED *theirs)
@@ -373,14 +376,14 @@ static HANDLE inner_file(HANDLE client)
 }
 
 /* Record the object's file and patch GetOverlappedResult, which all classes of overlapped requests have. */
-#define MADE(kept, type, object, client)                                        \
-    do {                                                                        \
-        own(object, file_of(client));                                           \
-        PATCH(kept, object, type, GetOverlappedResult, result);                 \
+#define MADE(kept, type, object, client)                        \
+    do {                                                        \
+        own(object, file_of(client));                           \
+        PATCH(kept, object, type, GetOverlappedResult, result); \
     } while (0)
 
 static HRESULT STDMETHODCALLTYPE create_completion_queue(IND2Adapter *self, REFIID iid, HANDLE client, ULONG depth,
-    USHORT group, KAFFINITY affinity, void **out)
+                                                         USHORT group, KAFFINITY affinity, void **out)
 {
     HRESULT status = adapter.CreateCompletionQueue(self, iid, inner_file(client), depth, group, affinity, out);
 
@@ -404,10 +407,11 @@ static HRESULT STDMETHODCALLTYPE create_region(IND2Adapter *self, REFIID iid, HA
 }
 
 static HRESULT STDMETHODCALLTYPE create_shared_queue(IND2Adapter *self, REFIID iid, HANDLE client, ULONG depth,
-    ULONG max_sge, ULONG threshold, USHORT group, KAFFINITY affinity, void **out)
+                                                     ULONG max_sge, ULONG threshold, USHORT group, KAFFINITY affinity,
+                                                     void **out)
 {
     HRESULT status = adapter.CreateSharedReceiveQueue(self, iid, inner_file(client), depth, max_sge, threshold, group,
-        affinity, out);
+                                                      affinity, out);
 
     if (status == ND_SUCCESS) {
         MADE(shared_queue, IND2SharedReceiveQueue, *out, client);

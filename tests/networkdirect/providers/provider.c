@@ -11,8 +11,9 @@
 #define EXPORT __declspec(dllexport)
 
 /* Sizes have 64 bits in version 1 and 32 in version 2. */
-#if defined(VERSION_1) || defined(VERSION_1_NO_PROVIDER) || defined(VERSION_1_NULL_PROVIDER) || \
-    defined(VERSION_1_NO_OPEN) || defined(VERSION_1_OPEN_NULL) || defined(VERSION_1_NO_QUERY) || defined(VERSION_1_NO_FILE)
+#if defined(VERSION_1) || defined(VERSION_1_NO_PROVIDER) || defined(VERSION_1_NULL_PROVIDER) ||  \
+    defined(VERSION_1_NO_OPEN) || defined(VERSION_1_OPEN_NULL) || defined(VERSION_1_NO_QUERY) || \
+    defined(VERSION_1_NO_FILE)
 #define ONLY_VERSION_1
 typedef SIZE_T length;
 #else
@@ -59,7 +60,7 @@ static HRESULT STDMETHODCALLTYPE addresses(struct object *self, void *list, leng
 #ifdef ADAPTERS
 static volatile LONG open_adapters;
 
-struct list {                   /* SOCKET_ADDRESS_LIST with three entries */
+struct list { /* SOCKET_ADDRESS_LIST with three entries */
     INT count;
     SOCKET_ADDRESS entries[3];
     struct sockaddr_in v4[2];
@@ -103,7 +104,7 @@ static HANDLE STDMETHODCALLTYPE adapter_file(struct object *self)
     return NULL;
 #else
     return CreateNamedPipeA("\\\\.\\pipe\\fake", PIPE_ACCESS_DUPLEX | FILE_FLAG_OVERLAPPED, PIPE_TYPE_BYTE,
-        PIPE_UNLIMITED_INSTANCES, 64, 64, 0, NULL);
+                            PIPE_UNLIMITED_INSTANCES, 64, 64, 0, NULL);
 #endif
 }
 
@@ -128,7 +129,8 @@ static HRESULT STDMETHODCALLTYPE query_adapter(struct object *self, ULONG versio
 #endif
 }
 
-static const void *const adapter_methods[] = {query, count, release_adapter, NULL, NULL, adapter_file, query_adapter, NULL};
+static const void *const adapter_methods[] = {query, count,        release_adapter, NULL,
+                                              NULL,  adapter_file, query_adapter,   NULL};
 static struct object adapter = {adapter_methods};
 
 static HRESULT STDMETHODCALLTYPE open(struct object *self, const struct sockaddr *address, SIZE_T size, void **out)
@@ -159,7 +161,7 @@ static HRESULT STDMETHODCALLTYPE create_file(struct object *self, HANDLE *out)
     return (HRESULT)0xC0000017;
 #else
     *out = CreateNamedPipeA("\\\\.\\pipe\\fake", PIPE_ACCESS_DUPLEX | FILE_FLAG_OVERLAPPED, PIPE_TYPE_BYTE,
-        PIPE_UNLIMITED_INSTANCES, 64, 64, 0, NULL);
+                            PIPE_UNLIMITED_INSTANCES, 64, 64, 0, NULL);
     return 0;
 #endif
 }

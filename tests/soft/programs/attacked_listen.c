@@ -1,5 +1,6 @@
-/* In place of listen(): at the moment when a socket of the library is bound and does not listen yet, another user tries to
-   listen on its port, at each address and with each way of sharing. It writes to NDPY_TEST_ATTACKS what came of it. */
+/* In place of listen(): at the moment when a socket of the library is bound and does not listen yet, another user tries
+   to listen on its port, at each address and with each way of sharing. It writes to NDPY_TEST_ATTACKS what came of it.
+ */
 
 #include <arpa/inet.h>
 #include <dlfcn.h>

@@ -2,10 +2,10 @@
  *
  *   churn THREADS ROUNDS SEED manager|number
  *
- * Each thread connects two queue pairs of its own to each other, by the connection manager or by their numbers. Nothing is
- * shared between the threads but the device.
- * A round destroys its objects in an order that verbs allow, mostly while the library's own threads still use them.
- * The program says nothing if all is well. It is for a library that a sanitizer watches.
+ * Each thread connects two queue pairs of its own to each other, by the connection manager or by their numbers. Nothing
+ * is shared between the threads but the device. A round destroys its objects in an order that verbs allow, mostly while
+ * the library's own threads still use them. The program says nothing if all is well. It is for a library that a
+ * sanitizer watches.
  */
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -18,18 +18,18 @@
 #include <string.h>
 #include <unistd.h>
 
-#define DEPTH 16
-#define BLOCK 256
-#define MEMORY (DEPTH * BLOCK)
-#define LARGE (256 * 1024)
+#define DEPTH   16
+#define BLOCK   256
+#define MEMORY  (DEPTH * BLOCK)
+#define LARGE   (256 * 1024)
 #define LIMIT_S 1500
 
-#define CHECK(condition)                                                             \
-    do {                                                                             \
-        if (!(condition)) {                                                          \
+#define CHECK(condition)                                                                 \
+    do {                                                                                 \
+        if (!(condition)) {                                                              \
             fprintf(stderr, "line %d: %s: %s\n", __LINE__, #condition, strerror(errno)); \
-            abort();                                                                 \
-        }                                                                            \
+            abort();                                                                     \
+        }                                                                                \
     } while (0)
 
 struct end {
@@ -82,9 +82,8 @@ static void post_receive(struct end *end, uint64_t slot)
 
 static void equip(struct side *side, struct end *end, struct ibv_context *context)
 {
-    struct ibv_qp_init_attr attributes = {.qp_type = IBV_QPT_RC,
-                                          .cap = {DEPTH, DEPTH, 1, 1, 0},
-                                          .sq_sig_all = maybe(side, 50)};
+    struct ibv_qp_init_attr attributes = {
+        .qp_type = IBV_QPT_RC, .cap = {DEPTH, DEPTH, 1, 1, 0}, .sq_sig_all = maybe(side, 50)};
 
     end->pd = end->id != NULL ? end->id->pd : ibv_alloc_pd(context);
     CHECK(end->pd != NULL);
@@ -107,12 +106,13 @@ static void equip(struct side *side, struct end *end, struct ibv_context *contex
         CHECK(rdma_create_qp(end->id, end->pd, &attributes) == 0);
         end->qp = end->id->qp;
     } else {
-        struct ibv_qp_attr initial = {.qp_state = IBV_QPS_INIT, .port_num = 1,
+        struct ibv_qp_attr initial = {.qp_state = IBV_QPS_INIT,
+                                      .port_num = 1,
                                       .qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE};
         end->qp = ibv_create_qp(end->pd, &attributes);
         CHECK(end->qp != NULL);
-        CHECK(ibv_modify_qp(end->qp, &initial,
-                            IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS) == 0);
+        CHECK(ibv_modify_qp(end->qp, &initial, IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS) ==
+              0);
     }
     for (uint64_t i = 0; i < DEPTH; i++)
         post_receive(end, i);

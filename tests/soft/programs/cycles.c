@@ -200,8 +200,9 @@ static void repeat(const char *name, void (*once)(void), int count)
     for (int i = first; i < count; i++)
         once();
     int ms = (int)(now_ms() - begin);
-    /* Connections that end in the background, and what waits for TIMEWAIT_EXIT. Tables keep the size that the most connections at once
-     * have needed, which a busy machine decides. A leak of an object in each of 10,000 cycles is more than that. */
+    /* Connections that end in the background, and what waits for TIMEWAIT_EXIT. Tables keep the size that the most
+     * connections at once have needed, which a busy machine decides. A leak of an object in each of 10,000 cycles is
+     * more than that. */
     expect_held(before, 256 * 1024, 5000, name);
     malloc_trim(0);
     struct held now = holds();

@@ -1,5 +1,5 @@
-/* What the programs of this folder share: a device, connected queue pairs in one process, completions with a deadline, and
-   what the process holds.
+/* What the programs of this folder share: a device, connected queue pairs in one process, completions with a deadline,
+   and what the process holds.
 
    A program ends with 0 if all went as it should, and otherwise with 1 and a line that says what did not. */
 
@@ -33,7 +33,7 @@
 #include <unistd.h>
 
 #define UNUSED_HERE __attribute__((unused))
-#define RIGHTS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
+#define RIGHTS      (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
 #define DEADLINE_MS 20000
 
 /* ---- Failing ---- */
@@ -52,9 +52,9 @@ UNUSED_HERE static void fail(const char *file, int line, const char *format, ...
 }
 
 #define FAIL(...) fail(__FILE__, __LINE__, __VA_ARGS__)
-#define EXPECT(condition)          \
-    do {                           \
-        if (!(condition))          \
+#define EXPECT(condition)           \
+    do {                            \
+        if (!(condition))           \
             FAIL("%s", #condition); \
     } while (0)
 
@@ -125,8 +125,8 @@ UNUSED_HERE static void expect_held(struct held before, size_t slack, int ms, co
             break;
         sleep_ms(20);
     }
-    FAIL("after %s: descriptors %d -> %d, threads %d -> %d, heap %zu -> %zu", after, before.descriptors, now.descriptors,
-         before.threads, now.threads, before.heap, now.heap);
+    FAIL("after %s: descriptors %d -> %d, threads %d -> %d, heap %zu -> %zu", after, before.descriptors,
+         now.descriptors, before.threads, now.threads, before.heap, now.heap);
 }
 
 /* ---- The device ---- */
@@ -173,8 +173,8 @@ UNUSED_HERE static void free_buffer(struct ibv_mr *mr)
 
 /* ---- Requests ---- */
 
-UNUSED_HERE static int post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, struct ibv_mr *local, uint64_t offset, size_t size,
-                            const struct ibv_mr *remote, uint64_t id)
+UNUSED_HERE static int post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, struct ibv_mr *local, uint64_t offset,
+                            size_t size, const struct ibv_mr *remote, uint64_t id)
 {
     struct ibv_sge element = {.length = (uint32_t)size};
     struct ibv_send_wr wr = {.wr_id = id, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED}, *bad;
@@ -399,8 +399,8 @@ UNUSED_HERE static struct rdma_cm_id *resolved(struct manager *manager)
 /* ends[0] connects to ends[1]. Nothing else may happen on the manager's channel meanwhile. */
 UNUSED_HERE static void connect_ends(struct manager *manager, struct end *ends, uint32_t depth)
 {
-    struct rdma_conn_param parameters = {.responder_resources = 16, .initiator_depth = 16, .retry_count = 7,
-                                         .rnr_retry_count = 7};
+    struct rdma_conn_param parameters = {
+        .responder_resources = 16, .initiator_depth = 16, .retry_count = 7, .rnr_retry_count = 7};
 
     ends[0].id = resolved(manager);
     give_queue_pair(&ends[0], depth);

@@ -8,7 +8,7 @@
 
 #include "ends.h"
 
-#define HANG_MS 10000
+#define HANG_MS    10000
 #define LARGE_SIZE (200u * 1024)
 
 struct everything {
@@ -22,8 +22,8 @@ struct everything {
     struct ibv_qp *pair[2], *shared;
     struct rdma_event_channel *events;
     struct rdma_cm_id *listener, *near, *far;
-    int failures; /* calls, events and completions */
-    int waiting;  /* requests that must complete */
+    int failures;   /* calls, events and completions */
+    int waiting;    /* requests that must complete */
     char first[80]; /* what failed first */
 };
 

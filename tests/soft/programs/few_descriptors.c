@@ -1,4 +1,5 @@
-/* There are no descriptors left. Whatever needs one says so; nothing is lost, and all works again when there are some. */
+/* There are no descriptors left. Whatever needs one says so; nothing is lost, and all works again when there are some.
+ */
 
 #include "everything.h"
 

@@ -22,25 +22,25 @@
 size_t __sanitizer_get_current_allocated_bytes(void); /* gcc has no header for it */
 #endif
 
-#define SLOTS 6
-#define RECEIVES 16
+#define SLOTS        6
+#define RECEIVES     16
 #define RECEIVE_SIZE 64
-#define SENDS 8
-#define SEND_SIZE 64
-#define REQUESTS 1024 /* connections that wait for a slot */
+#define SENDS        8
+#define SEND_SIZE    64
+#define REQUESTS     1024 /* connections that wait for a slot */
 
-#define SECRET_SIZE 8
-#define SLOT_SIZE 0x10000u
-#define OPEN_AT 0x1000u /* the region for everybody */
-#define OPEN_SIZE 0x1000u
-#define HIDDEN_AT 0x3000u /* the region behind the windows */
-#define HIDDEN_SIZE 0x2000u
-#define WRITABLE_AT (HIDDEN_AT + 0x400)
-#define READABLE_AT (HIDDEN_AT + 0x1000)
-#define WINDOW_SIZE 0x200u
-#define RECEIVE_AT 0x8000u /* at multiples of 2 * RECEIVE_SIZE */
-#define RECEIVE_STEP (2u * RECEIVE_SIZE)
-#define SEND_AT 0xC000u
+#define SECRET_SIZE   8
+#define SLOT_SIZE     0x10000u
+#define OPEN_AT       0x1000u /* the region for everybody */
+#define OPEN_SIZE     0x1000u
+#define HIDDEN_AT     0x3000u /* the region behind the windows */
+#define HIDDEN_SIZE   0x2000u
+#define WRITABLE_AT   (HIDDEN_AT + 0x400)
+#define READABLE_AT   (HIDDEN_AT + 0x1000)
+#define WINDOW_SIZE   0x200u
+#define RECEIVE_AT    0x8000u /* at multiples of 2 * RECEIVE_SIZE */
+#define RECEIVE_STEP  (2u * RECEIVE_SIZE)
+#define SEND_AT       0xC000u
 #define READABLE_FILL 'r'
 
 #define REMOTE (IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE)
@@ -273,7 +273,8 @@ static void take_completions(void)
                 const char *message = (const char *)(uintptr_t)done[i].wr_id;
                 received(slot, message, done[i].byte_len);
                 if (shared == NULL)
-                    post_receive(slot, (unsigned)((const unsigned char *)message - slot->memory - RECEIVE_AT) / RECEIVE_STEP);
+                    post_receive(slot,
+                                 (unsigned)((const unsigned char *)message - slot->memory - RECEIVE_AT) / RECEIVE_STEP);
             }
             if (shared != NULL)
                 post_again((uintptr_t)done[i].wr_id);
@@ -307,11 +308,8 @@ static void close_connection(struct slot *slot)
 
 static void begin(struct slot *slot, struct rdma_cm_id *id)
 {
-    struct ibv_qp_init_attr attributes = {.send_cq = cq,
-                                          .recv_cq = cq,
-                                          .srq = shared,
-                                          .cap = {32, RECEIVES, 1, 1, 0},
-                                          .qp_type = IBV_QPT_RC};
+    struct ibv_qp_init_attr attributes = {
+        .send_cq = cq, .recv_cq = cq, .srq = shared, .cap = {32, RECEIVES, 1, 1, 0}, .qp_type = IBV_QPT_RC};
     struct rdma_conn_param parameters = {.responder_resources = 4, .initiator_depth = 4};
 
     slot->id = id;
@@ -409,8 +407,8 @@ static void close_slot(struct slot *slot)
 {
     if (slot->id != NULL)
         close_connection(slot);
-    check("ibv_dereg_mr", ibv_dereg_mr(slot->open) == 0 && ibv_dereg_mr(slot->hidden) == 0 &&
-                              ibv_dereg_mr(slot->messages) == 0);
+    check("ibv_dereg_mr",
+          ibv_dereg_mr(slot->open) == 0 && ibv_dereg_mr(slot->hidden) == 0 && ibv_dereg_mr(slot->messages) == 0);
     check_memory(slot);
     munmap(slot->memory, SLOT_SIZE);
 }

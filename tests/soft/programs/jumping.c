@@ -1,5 +1,5 @@
-/* A handler leaves a call that waits by siglongjmp(): a time limit of the old kind. The library goes on, whatever the thread
-   does afterwards. */
+/* A handler leaves a call that waits by siglongjmp(): a time limit of the old kind. The library goes on, whatever the
+   thread does afterwards. */
 
 #include "ends.h"
 
@@ -8,7 +8,7 @@
 #include <sys/time.h>
 
 #define MESSAGES 2000
-#define DEPTH 64
+#define DEPTH    64
 
 static sigjmp_buf out;
 static volatile sig_atomic_t waits, jumps;

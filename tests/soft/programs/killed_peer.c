@@ -1,4 +1,5 @@
-/* The peer's process dies, or is stopped, at any moment. The survivor's requests end, it hears of the end, and nothing is left.
+/* The peer's process dies, or is stopped, at any moment. The survivor's requests end, it hears of the end, and nothing
+   is left.
 
    killed_peer WHAT ROUNDS SEED
 
@@ -9,7 +10,7 @@
 
 #include <sys/prctl.h>
 
-#define SIZE (1u << 20)
+#define SIZE  (1u << 20)
 #define DEPTH 16u
 
 enum what { WRITES, READS, MESSAGES, IDLE, CONNECTING, ACCEPTING, KINDS };
@@ -49,12 +50,13 @@ static void peer_accepts(struct manager *manager, enum what what)
         memcpy(&hello, event->param.conn.private_data, sizeof hello);
     rdma_ack_cm_event(event);
     give_queue_pair(&end, DEPTH);
-    struct ibv_mr *mr = buffer(end.qp->pd, SIZE), remote = {.addr = (void *)(uintptr_t)hello.address, .rkey = hello.rkey};
+    struct ibv_mr *mr = buffer(end.qp->pd, SIZE),
+                  remote = {.addr = (void *)(uintptr_t)hello.address, .rkey = hello.rkey};
     for (unsigned i = 0; i < DEPTH; i++)
         EXPECT(receive(end.qp, mr, 0, 4096, 1000) == 0);
     hello = (struct hello){(uintptr_t)mr->addr, mr->rkey};
-    struct rdma_conn_param parameters = {.responder_resources = 8, .initiator_depth = 8, .private_data = &hello,
-                                         .private_data_len = sizeof hello};
+    struct rdma_conn_param parameters = {
+        .responder_resources = 8, .initiator_depth = 8, .private_data = &hello, .private_data_len = sizeof hello};
     EXPECT(rdma_accept(end.id, &parameters) == 0);
     /* When accepting is what it dies in, it may never get this far. */
     expect_event(manager->events, RDMA_CM_EVENT_ESTABLISHED);
@@ -144,8 +146,8 @@ static pid_t start_peer(enum what what, int *to, int *from, struct manager *mana
     *to = down[1];
     *from = up[0];
     EXPECT(read(*from, &port, sizeof port) == sizeof port);
-    manager->address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
-                                            .sin_port = htons(port)};
+    manager->address =
+        (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons(port)};
     return pid;
 }
 
@@ -192,8 +194,8 @@ static void survive_connected(enum what what)
     give_queue_pair(&end, DEPTH);
     struct ibv_mr *mr = buffer(end.qp->pd, SIZE);
     struct hello hello = {(uintptr_t)mr->addr, mr->rkey};
-    struct rdma_conn_param parameters = {.responder_resources = 8, .initiator_depth = 8, .private_data = &hello,
-                                         .private_data_len = sizeof hello};
+    struct rdma_conn_param parameters = {
+        .responder_resources = 8, .initiator_depth = 8, .private_data = &hello, .private_data_len = sizeof hello};
     for (unsigned i = 0; i < DEPTH; i++)
         EXPECT(receive(end.qp, mr, 0, 4096, 1000) == 0);
     EXPECT(rdma_connect(end.id, &parameters) == 0);
@@ -287,8 +289,8 @@ static void survive_stopped(void)
     give_queue_pair(&end, DEPTH);
     struct ibv_mr *mr = buffer(end.qp->pd, SIZE);
     struct hello hello = {(uintptr_t)mr->addr, mr->rkey};
-    struct rdma_conn_param parameters = {.responder_resources = 8, .initiator_depth = 8, .private_data = &hello,
-                                         .private_data_len = sizeof hello};
+    struct rdma_conn_param parameters = {
+        .responder_resources = 8, .initiator_depth = 8, .private_data = &hello, .private_data_len = sizeof hello};
     EXPECT(rdma_connect(end.id, &parameters) == 0);
     struct rdma_cm_event *event = next_event(manager.events, DEADLINE_MS);
     EXPECT(event != NULL && event->event == RDMA_CM_EVENT_ESTABLISHED);

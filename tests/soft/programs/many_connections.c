@@ -7,16 +7,16 @@
 #include "ends.h"
 
 #define MESSAGE 4096u
-#define LARGE (256u * 1024)
-#define DEPTH 4u
+#define LARGE   (256u * 1024)
+#define DEPTH   4u
 
 static struct held told(const char *stage, struct held before, int connections)
 {
     struct held now = holds();
     long each = ((long)now.resident_kib - (long)before.resident_kib) / connections;
 
-    printf("%s: descriptors %d threads %d heap %zu resident_kib %zu kib_each %ld\n", stage, now.descriptors, now.threads,
-           now.heap, now.resident_kib, each);
+    printf("%s: descriptors %d threads %d heap %zu resident_kib %zu kib_each %ld\n", stage, now.descriptors,
+           now.threads, now.heap, now.resident_kib, each);
     fflush(stdout);
     return now;
 }

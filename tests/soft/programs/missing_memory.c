@@ -10,15 +10,19 @@
 #include <stdatomic.h>
 #include <sys/syscall.h>
 
-#define SIZE (4u << 20)
+#define SIZE  (4u << 20)
 #define DEPTH 8u
 
 enum loss { UNMAPPED, NO_ACCESS, READ_ONLY, CUT, LOSSES };
 enum use { REMOTE_WRITE, REMOTE_READ, LOCAL_WRITE, LOCAL_READ, MESSAGE, RECEIVED, USES };
 
 static const char *const losses[] = {"unmapped", "without rights", "read-only", "a file that was cut"};
-static const char *const uses[] = {"the target of a write", "the source of a read", "the source of a write",
-                                   "the target of a read", "a message", "a receive"};
+static const char *const uses[] = {"the target of a write",
+                                   "the source of a read",
+                                   "the source of a write",
+                                   "the target of a read",
+                                   "a message",
+                                   "a receive"};
 
 static _Atomic int own_faults;
 static sigjmp_buf resume;

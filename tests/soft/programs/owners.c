@@ -1,8 +1,8 @@
-/* Whom system/linux/owner.c trusts: of IPv4, then of IPv6, root's socket, another user's, one of root's that was closed, one
-   that its program has not accepted. Then another host. The argument "table" stands for a kernel without sock_diag,
-   "nothing" for one without /proc too. "namespaces" tells whom user 1234 trusts from a user namespace without numbers, from one
-   where this user is root, and from one where this user has the number that stands for all others: a socket of the same user,
-   and one of another. "-" if the system allows no namespaces. */
+/* Whom system/linux/owner.c trusts: of IPv4, then of IPv6, root's socket, another user's, one of root's that was
+   closed, one that its program has not accepted. Then another host. The argument "table" stands for a kernel without
+   sock_diag, "nothing" for one without /proc too. "namespaces" tells whom user 1234 trusts from a user namespace
+   without numbers, from one where this user is root, and from one where this user has the number that stands for all
+   others: a socket of the same user, and one of another. "-" if the system allows no namespaces. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -27,14 +27,24 @@ static FILE *opened(const char *name, const char *how)
     return no_table ? NULL : (fopen)(name, how);
 }
 #define socket(domain, type, protocol) asked(domain, type, protocol)
-#define fopen(name, how) opened(name, how)
+#define fopen(name, how)               opened(name, how)
 #include "owner.c"
 void handles_lock(void) {}
 void handles_unlock(void) {}
-bool handles_add(int handle) { (void)handle; return true; }
-void socket_discard(int handle) { close(handle); }
+bool handles_add(int handle)
+{
+    (void)handle;
+    return true;
+}
+void socket_discard(int handle)
+{
+    close(handle);
+}
 bool trace_on;
-void trace_line(const char *format, ...) { (void)format; }
+void trace_line(const char *format, ...)
+{
+    (void)format;
+}
 
 enum space { NONE, UNMAPPED, AS_ROOT, AS_OVERFLOW_UID };
 

@@ -7,7 +7,7 @@
 
 /* What another number waits at least and at most, with time to be told of it. */
 #define LEAST_MS 2500
-#define MOST_MS 20000
+#define MOST_MS  20000
 
 struct message {
     const char *name;
@@ -48,8 +48,8 @@ static struct message by_manager(struct manager *manager, const char *name, bool
     EXPECT(rdma_accept(ends[1].id, retries < 0 && first_sends ? NULL : &parameters[1]) == 0);
     expect_event(manager->events, RDMA_CM_EVENT_ESTABLISHED);
     expect_event(manager->events, RDMA_CM_EVENT_ESTABLISHED);
-    return (struct message){.name = name, .from = ends[!first_sends], .to = ends[first_sends],
-                            .waits = retries < 0 || retries == 7};
+    return (struct message){
+        .name = name, .from = ends[!first_sends], .to = ends[first_sends], .waits = retries < 0 || retries == 7};
 }
 
 int main(void)

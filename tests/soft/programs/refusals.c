@@ -1,6 +1,6 @@
 /* Whom memory does not serve: a queue pair of another protection domain, another queue pair, a key of the other kind.
-   ndpy refuses most of this before it posts, so no test through ndpy asks the library. Each case has connections of its own,
-   since a refusal ends the connection. It names what is refused, and nothing may have been written. */
+   ndpy refuses most of this before it posts, so no test through ndpy asks the library. Each case has connections of its
+   own, since a refusal ends the connection. It names what is refused, and nothing may have been written. */
 
 #include "ends.h"
 
@@ -63,7 +63,8 @@ static int ask(struct end *end, enum ibv_wr_opcode opcode, uint32_t lkey, struct
                struct ibv_mr *remote)
 {
     struct ibv_sge element = {.addr = (uintptr_t)local->addr, .length = SIZE, .lkey = lkey};
-    struct ibv_send_wr wr = {.opcode = opcode, .send_flags = IBV_SEND_SIGNALED, .sg_list = &element, .num_sge = 1}, *bad;
+    struct ibv_send_wr wr = {.opcode = opcode, .send_flags = IBV_SEND_SIGNALED, .sg_list = &element, .num_sge = 1},
+                       *bad;
 
     if (opcode == IBV_WR_SEND_WITH_INV) {
         wr.invalidate_rkey = rkey;

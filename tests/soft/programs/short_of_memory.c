@@ -7,7 +7,7 @@
 #include "ends.h"
 
 #define MESSAGE 50000u
-#define DEPTH 4u
+#define DEPTH   4u
 
 static struct manager manager;
 static struct end (*pairs)[2];
@@ -64,7 +64,8 @@ static void all_send(struct ibv_mr *from, struct ibv_mr *to, const char *when)
                 int count = ibv_poll_cq(pairs[i][j].cq, 4, wc);
                 for (int k = 0; k < count; k++)
                     if (wc[k].status != IBV_WC_SUCCESS)
-                        FAIL("%s: connection %d: %s, opcode %d", when, i, ibv_wc_status_str(wc[k].status), wc[k].opcode);
+                        FAIL("%s: connection %d: %s, opcode %d", when, i, ibv_wc_status_str(wc[k].status),
+                             wc[k].opcode);
                 left -= count;
             }
         if (now_ms() > end)

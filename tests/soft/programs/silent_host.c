@@ -14,10 +14,10 @@
 #include <sched.h>
 #include <sys/prctl.h>
 
-#define SURVIVOR "10.77.1.1"
-#define PEER "10.77.2.1"
-#define PORT 7471
-#define SIZE (1u << 20)
+#define SURVIVOR   "10.77.1.1"
+#define PEER       "10.77.2.1"
+#define PORT       7471
+#define SIZE       (1u << 20)
 #define SILENCE_MS 15000
 
 static void run(const char *command)
@@ -98,8 +98,8 @@ static void serve(bool answers)
     give_queue_pair(&end, 16);
     struct ibv_mr *mr = buffer(end.qp->pd, SIZE);
     struct shared shared = {(uintptr_t)mr->addr, mr->rkey};
-    struct rdma_conn_param parameters = {.responder_resources = 4, .initiator_depth = 4, .private_data = &shared,
-                                         .private_data_len = sizeof shared};
+    struct rdma_conn_param parameters = {
+        .responder_resources = 4, .initiator_depth = 4, .private_data = &shared, .private_data_len = sizeof shared};
     for (int i = 0; i < 8; i++)
         EXPECT(receive(end.qp, mr, 0, 64, 1) == 0);
     EXPECT(rdma_accept(end.id, &parameters) == 0);
@@ -158,13 +158,20 @@ int main(int count, char **words)
     }
     close(out[1]);
     EXPECT(waitpid(peer, NULL, WUNTRACED) == peer);
-    command("ip link add a0 type veth peer name r0 && ip link set r0 netns %d && ip link add b0 type veth peer name r1 && "
-            "ip link set r1 netns %d && ip link set b0 netns %d", (int)between, (int)between, (int)peer);
-    command("ip link set lo up && ip addr add " SURVIVOR "/24 dev a0 && ip link set a0 up && ip route add default via 10.77.1.2");
-    command("nsenter -t %d -n sh -c 'ip addr add 10.77.1.2/24 dev r0 && ip link set r0 up && ip addr add 10.77.2.2/24 dev "
-            "r1 && ip link set r1 up'", (int)between);
-    command("nsenter -t %d -n sh -c 'ip link set lo up && ip addr add " PEER "/24 dev b0 && ip link set b0 up && ip route "
-            "add default via 10.77.2.2'", (int)peer);
+    command(
+        "ip link add a0 type veth peer name r0 && ip link set r0 netns %d && ip link add b0 type veth peer name r1 && "
+        "ip link set r1 netns %d && ip link set b0 netns %d",
+        (int)between, (int)between, (int)peer);
+    command("ip link set lo up && ip addr add " SURVIVOR
+            "/24 dev a0 && ip link set a0 up && ip route add default via 10.77.1.2");
+    command(
+        "nsenter -t %d -n sh -c 'ip addr add 10.77.1.2/24 dev r0 && ip link set r0 up && ip addr add 10.77.2.2/24 dev "
+        "r1 && ip link set r1 up'",
+        (int)between);
+    command("nsenter -t %d -n sh -c 'ip link set lo up && ip addr add " PEER
+            "/24 dev b0 && ip link set b0 up && ip route "
+            "add default via 10.77.2.2'",
+            (int)peer);
     forward(between, true);
     kill(peer, SIGCONT);
     char line[100] = "";

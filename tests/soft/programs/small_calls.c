@@ -40,8 +40,7 @@ static void windows(void)
     static char memory[64];
     struct ibv_mr *mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
     struct ibv_mr *constant = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_MW_BIND);
-    const unsigned taken[] = {IBV_ACCESS_LOCAL_WRITE,
-                              IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
+    const unsigned taken[] = {IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
                               IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
                               IBV_ACCESS_REMOTE_READ | IBV_ACCESS_MW_BIND};
     struct end ends[2];
@@ -135,9 +134,18 @@ static void expect_zeros(const void *structure, size_t known, size_t size, const
 static void tails(void)
 {
     struct verbs_context *verbs = verbs_get_ctx(context);
-    struct { struct ibv_port_attr known; char more[64]; } port;
-    struct { struct ibv_device_attr_ex known; char more[64]; } device;
-    struct { struct ibv_gid_entry known; char more[64]; } gid;
+    struct {
+        struct ibv_port_attr known;
+        char more[64];
+    } port;
+    struct {
+        struct ibv_device_attr_ex known;
+        char more[64];
+    } device;
+    struct {
+        struct ibv_gid_entry known;
+        char more[64];
+    } gid;
     const size_t half = offsetof(struct ibv_device_attr_ex, odp_caps);
 
     memset(&port, 0xAA, sizeof port);
@@ -334,8 +342,7 @@ int main(int count, char **words)
         const char *name;
         void (*run)(void);
     } parts[] = {{"windows", windows}, {"depth", depth},   {"domains", domains}, {"tails", tails},
-                 {"gids", gids},   {"rights", rights}, {"timeout", timeout},
-                 {"service", service}};
+                 {"gids", gids},       {"rights", rights}, {"timeout", timeout}, {"service", service}};
 
     EXPECT(count == 2);
     context = open_device();

@@ -23,24 +23,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SLOTS 6
-#define RECEIVES 16
+#define SLOTS        6
+#define RECEIVES     16
 #define RECEIVE_SIZE 64
-#define SENDS 8
-#define SEND_SIZE 64
+#define SENDS        8
+#define SEND_SIZE    64
 
-#define SECRET_SIZE 8
-#define SLOT_SIZE 0x10000
-#define OPEN_AT 0x1000 /* the region for everybody */
-#define OPEN_SIZE 0x1000
-#define HIDDEN_AT 0x3000 /* the region behind the windows */
-#define HIDDEN_SIZE 0x2000
-#define WRITABLE_AT (HIDDEN_AT + 0x400)
-#define READABLE_AT (HIDDEN_AT + 0x1000)
-#define WINDOW_SIZE 0x200
-#define RECEIVE_AT 0x8000 /* at multiples of 2 * RECEIVE_SIZE */
-#define RECEIVE_STEP (2 * RECEIVE_SIZE)
-#define SEND_AT 0xC000
+#define SECRET_SIZE   8
+#define SLOT_SIZE     0x10000
+#define OPEN_AT       0x1000 /* the region for everybody */
+#define OPEN_SIZE     0x1000
+#define HIDDEN_AT     0x3000 /* the region behind the windows */
+#define HIDDEN_SIZE   0x2000
+#define WRITABLE_AT   (HIDDEN_AT + 0x400)
+#define READABLE_AT   (HIDDEN_AT + 0x1000)
+#define WINDOW_SIZE   0x200
+#define RECEIVE_AT    0x8000 /* at multiples of 2 * RECEIVE_SIZE */
+#define RECEIVE_STEP  (2 * RECEIVE_SIZE)
+#define SEND_AT       0xC000
 #define READABLE_FILL 'r'
 
 enum kind { REQUEST, ACCEPT, GONE, NOTIFY };
@@ -203,9 +203,8 @@ static void requested(struct slot *slot, HRESULT status)
               CALL(end.adapter, CreateQueuePairWithSrq, &softnd_iid_IND2QueuePair, (IUnknown *)end.cq,
                    (IUnknown *)end.cq, (IUnknown *)shared, context, 32, 1, 0, (void **)&slot->queue_pair));
     } else {
-        check("CreateQueuePair",
-              CALL(end.adapter, CreateQueuePair, &softnd_iid_IND2QueuePair, (IUnknown *)end.cq, (IUnknown *)end.cq,
-                   context, RECEIVES, 32, 1, 1, 0, (void **)&slot->queue_pair));
+        check("CreateQueuePair", CALL(end.adapter, CreateQueuePair, &softnd_iid_IND2QueuePair, (IUnknown *)end.cq,
+                                      (IUnknown *)end.cq, context, RECEIVES, 32, 1, 1, 0, (void **)&slot->queue_pair));
         for (unsigned i = 0; i < RECEIVES; i++)
             check("Receive", post_receive(slot, i));
     }
@@ -263,7 +262,8 @@ static BOOL is_command(const char *message, ULONG size, const char *word)
 {
     size_t length = strlen(word);
 
-    return size == length + SECRET_SIZE && !memcmp(message, word, length) && !memcmp(message + length, secret, SECRET_SIZE);
+    return size == length + SECRET_SIZE && !memcmp(message, word, length) &&
+           !memcmp(message + length, secret, SECRET_SIZE);
 }
 
 static void received(struct slot *slot, const ND2_RESULT *result)

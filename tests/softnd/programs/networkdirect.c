@@ -117,9 +117,8 @@ void open_end(struct end *end, IND2Adapter *adapter, ULONG depth)
     end->overlapped.hEvent = CreateEventA(NULL, TRUE, FALSE, NULL);
     check("CreateCompletionQueue", CALL(adapter, CreateCompletionQueue, &softnd_iid_IND2CompletionQueue, end->file,
                                         2 * depth, 0, 0, (void **)&end->cq));
-    check("CreateQueuePair",
-          CALL(adapter, CreateQueuePair, &softnd_iid_IND2QueuePair, (IUnknown *)end->cq, (IUnknown *)end->cq, NULL, depth,
-               depth, 1, 1, 0, (void **)&end->queue_pair));
+    check("CreateQueuePair", CALL(adapter, CreateQueuePair, &softnd_iid_IND2QueuePair, (IUnknown *)end->cq,
+                                  (IUnknown *)end->cq, NULL, depth, depth, 1, 1, 0, (void **)&end->queue_pair));
     check("CreateConnector",
           CALL(adapter, CreateConnector, &softnd_iid_IND2Connector, end->file, (void **)&end->connector));
 }

@@ -6,7 +6,7 @@
 
 /* Call a method of an interface without writing the pointer twice. */
 #define CALL(object, method, ...) (object)->methods->method(object, __VA_ARGS__)
-#define CALL0(object, method) (object)->methods->method(object)
+#define CALL0(object, method)     (object)->methods->method(object)
 
 /* One thread's end of one connection. */
 struct end {

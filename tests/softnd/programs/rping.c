@@ -14,9 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEPTH 16
+#define DEPTH         16
 #define ADVERTISEMENT 16
-#define LETTERS ('z' - 'A' + 1)
+#define LETTERS       ('z' - 'A' + 1)
 
 static struct end end;
 static unsigned char *memory; /* in 0, out 64, source 4096, sink 4096 + the greatest size */
@@ -175,16 +175,14 @@ static void accept_one(const struct sockaddr_in *address)
     ULONG size = sizeof bound;
     IND2Listener *listener;
 
-    check("CreateListener",
-          CALL(end.adapter, CreateListener, &softnd_iid_IND2Listener, end.file, (void **)&listener));
+    check("CreateListener", CALL(end.adapter, CreateListener, &softnd_iid_IND2Listener, end.file, (void **)&listener));
     check("Bind", CALL(listener, Bind, (const struct sockaddr *)address, sizeof *address));
     check("Listen", CALL(listener, Listen, 1));
     check("GetLocalAddress", CALL(listener, GetLocalAddress, (struct sockaddr *)&bound, &size));
     printf("listening on port %u\n", ntohs(bound.sin_port));
     fflush(stdout);
     check("GetConnectionRequest",
-          finished(&end, listener,
-                   CALL(listener, GetConnectionRequest, (IUnknown *)end.connector, &end.overlapped)));
+          finished(&end, listener, CALL(listener, GetConnectionRequest, (IUnknown *)end.connector, &end.overlapped)));
     post_receive();
     check("Accept", finished(&end, end.connector,
                              CALL(end.connector, Accept, (IUnknown *)end.queue_pair, 4, 4, NULL, 0, &end.overlapped)));
@@ -194,10 +192,9 @@ static void accept_one(const struct sockaddr_in *address)
 static void connect_to(const struct sockaddr_in *address)
 {
     post_receive();
-    check("Connect",
-          finished(&end, end.connector,
-                   CALL(end.connector, Connect, (IUnknown *)end.queue_pair, (const struct sockaddr *)address,
-                        sizeof *address, 4, 4, NULL, 0, &end.overlapped)));
+    check("Connect", finished(&end, end.connector,
+                              CALL(end.connector, Connect, (IUnknown *)end.queue_pair, (const struct sockaddr *)address,
+                                   sizeof *address, 4, 4, NULL, 0, &end.overlapped)));
     check("CompleteConnect", finished(&end, end.connector, CALL(end.connector, CompleteConnect, &end.overlapped)));
 }
 

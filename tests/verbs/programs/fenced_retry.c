@@ -1,5 +1,6 @@
-/* A fenced read behind a send that finds no receive at first: both are sent again, and both end (IBA volume 1, 9.7.5.2.8 and
-   10.8.3.3: a fence waits for the reads and atomic operations before it). The word "plain" leaves the fence away. */
+/* A fenced read behind a send that finds no receive at first: both are sent again, and both end (IBA volume
+   1, 9.7.5.2.8 and 10.8.3.3: a fence waits for the reads and atomic operations before it). The word "plain" leaves the
+   fence away. */
 
 #include "two_ends.h"
 
@@ -23,10 +24,14 @@ int main(int count, char **words)
     usleep(100000);
     receive(&far);
     sent = completion(&near, WAIT_MS);
-    if (sent.status != IBV_WC_SUCCESS) return tell(DEFECT, "the send did not succeed");
+    if (sent.status != IBV_WC_SUCCESS)
+        return tell(DEFECT, "the send did not succeed");
     got = completion(&near, SOON_MS);
-    if (got.status == (enum ibv_wc_status)-1) return tell(DEFECT, "a fenced read that was sent again never ended");
-    if (got.status != IBV_WC_SUCCESS) return tell(DEFECT, "the read did not succeed");
-    if (memcmp(source->addr, target->addr, PAGE)) return tell(DEFECT, "the read brought other bytes");
+    if (got.status == (enum ibv_wc_status) - 1)
+        return tell(DEFECT, "a fenced read that was sent again never ended");
+    if (got.status != IBV_WC_SUCCESS)
+        return tell(DEFECT, "the read did not succeed");
+    if (memcmp(source->addr, target->addr, PAGE))
+        return tell(DEFECT, "the read brought other bytes");
     return tell(AS_SPECIFIED, "both ended");
 }

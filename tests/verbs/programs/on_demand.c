@@ -18,8 +18,9 @@ int main(int count, char **words)
     open_two_ends(words[1]);
     memory = mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     check(memory != MAP_FAILED, "mmap");
-    there = ibv_reg_mr(domain, memory, 4 * PAGE,
-        IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_ON_DEMAND);
+    there =
+        ibv_reg_mr(domain, memory, 4 * PAGE,
+                   IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_ON_DEMAND);
     check(there != NULL, "ibv_reg_mr on demand");
     here = pages(1, IBV_ACCESS_LOCAL_WRITE);
     strcpy(here->addr, "twenty bytes of data");

@@ -18,8 +18,8 @@ int main(int count, char **words)
     post(&far, IBV_WR_SEND, 0, NULL, 0, 0);
     check(completion(&near, WAIT_MS).status == IBV_WC_SUCCESS, "the plain message");
     if (left_armed)
-        return is_notified(&near, 2000) ? tell(AS_SPECIFIED, "the request for any completion came first") :
-            tell(DEFECT, "the request for solicited ones took the place of that for any");
+        return is_notified(&near, 2000) ? tell(AS_SPECIFIED, "the request for any completion came first")
+                                        : tell(DEFECT, "the request for solicited ones took the place of that for any");
     if (is_notified(&near, 500))
         return tell(DEFECT, "a plain message notified for solicited ones");
     post(&far, IBV_WR_SEND, IBV_SEND_SOLICITED, NULL, 0, 0);

@@ -45,15 +45,15 @@ int main(int count, char **words)
     check(!pthread_create(&watcher, NULL, watch, NULL), "pthread_create");
     region = pages(1, IBV_ACCESS_LOCAL_WRITE);
     element = (struct ibv_sge){(uintptr_t)region->addr, 8, region->lkey};
-    for (rounds = 1; ; rounds++) {
+    for (rounds = 1;; rounds++) {
         post(&near, IBV_WR_RDMA_WRITE, 0, &element, (uintptr_t)region->addr, 0x5A00A5);
         wc = completion(&near, WAIT_MS / 10);
         if (wc.status != IBV_WC_REM_ACCESS_ERR || !hasty || rounds == 100)
             break;
         make_ends();
     }
-    printf("%s in round %d, %d access events\n",
-        (int)wc.status < 0 ? "no completion" : ibv_wc_status_str(wc.status), rounds, events);
+    printf("%s in round %d, %d access events\n", (int)wc.status < 0 ? "no completion" : ibv_wc_status_str(wc.status),
+           rounds, events);
     if (wc.status != IBV_WC_REM_ACCESS_ERR)
         return tell(DEFECT, "the write with an unknown remote key was not answered");
     return tell(AS_SPECIFIED, "the write with an unknown remote key was refused");

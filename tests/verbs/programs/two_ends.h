@@ -59,7 +59,8 @@ static void make_end(struct end *end)
     end->qp = ibv_create_qp(domain, &wanted);
     check(end->qp != NULL, "ibv_create_qp");
     state.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-    check(!ibv_modify_qp(end->qp, &state, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "INIT");
+    check(!ibv_modify_qp(end->qp, &state, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+          "INIT");
 }
 
 static void connect_end(struct end *end, uint32_t number, const union ibv_gid *gid, int gid_index)
@@ -73,15 +74,19 @@ static void connect_end(struct end *end, uint32_t number, const union ibv_gid *g
     state.ah_attr.grh.dgid = *gid;
     state.ah_attr.grh.sgid_index = (uint8_t)gid_index;
     state.ah_attr.grh.hop_limit = 1;
-    check(!ibv_modify_qp(end->qp, &state, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-        IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER), "RTR");
+    check(!ibv_modify_qp(end->qp, &state,
+                         IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                             IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER),
+          "RTR");
     memset(&state, 0, sizeof state);
     state.qp_state = IBV_QPS_RTS;
     state.timeout = 14;
     state.retry_cnt = state.rnr_retry = 7;
     state.max_rd_atomic = 1;
-    check(!ibv_modify_qp(end->qp, &state, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-        IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC), "RTS");
+    check(!ibv_modify_qp(end->qp, &state,
+                         IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                             IBV_QP_MAX_QP_RD_ATOMIC),
+          "RTS");
 }
 
 static void make_ends(void)
@@ -137,8 +142,8 @@ static inline void receive(struct end *end)
 }
 
 /* Post a send, or a write to or a read of the memory at `remote` with `rkey`. */
-static inline void post(struct end *end, enum ibv_wr_opcode opcode, unsigned flags, struct ibv_sge *local, uint64_t remote,
-    uint32_t rkey)
+static inline void post(struct end *end, enum ibv_wr_opcode opcode, unsigned flags, struct ibv_sge *local,
+                        uint64_t remote, uint32_t rkey)
 {
     struct ibv_send_wr wr = {.wr_id = 2, .opcode = opcode, .send_flags = flags}, *bad;
 
@@ -165,7 +170,7 @@ static inline struct ibv_wc completion(struct end *end, int wait_ms)
     while (!(got = ibv_poll_cq(end->cq, 1, &wc)) && wait_ms--)
         usleep(1000);
     if (got != 1)
-        wc.status = (enum ibv_wc_status)-1;
+        wc.status = (enum ibv_wc_status) - 1;
     return wc;
 }
 
