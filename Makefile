@@ -30,7 +30,7 @@ help:
 	@echo "make setup           install packages, a kernel for the VM, and .venv"
 	@echo "make venv            create only .venv"
 	@echo "make windows         build ndpy/_*.pyd and softnd.dll, for Windows or Wine"
-	@echo "make softverbs       build the libraries of soft0, the software adapter for Linux, into ndpy/verbs/soft"
+	@echo "make softverbs       build the libraries of soft0, the software adapter for Linux, into ndpy/platforms/verbs/soft"
 	@echo "make softnd          build softrdma/build/softnd.dll, the software NetworkDirect provider"
 	@echo "make softnd-check    run the tests of softnd"
 	@echo "make softnd-fuzz     run its wire code and the engine in fuzzers, a minute each"
@@ -165,7 +165,7 @@ bench-asyncio: setup
 	.venv/bin/ndpy softroce run --vm --icount --adapter rxe --limit 5000 -- .venv/bin/python benchmarks/loops_asyncio.py rxe0
 
 softverbs: venv
-	@ls -l ndpy/verbs/soft
+	@ls -l ndpy/platforms/verbs/soft
 
 softnd: setup
 	$(MAKE) -C softrdma build/softnd.dll
@@ -212,6 +212,6 @@ wheels:
 clean:
 	$(MAKE) -s -C softrdma clean
 	rm -rf .venv .rig build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache ndpy/_verbs.c
-	rm -rf ndpy/verbs/soft
+	rm -rf ndpy/platforms/verbs/soft
 	rm -f ndpy/_*.so ndpy/_*.pyd
 	find ndpy tests examples cdefs -name __pycache__ -type d -prune -exec rm -rf {} +

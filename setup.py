@@ -38,7 +38,7 @@ CORE = Extension(
     # It calls nothing of the C library, by which auditwheel knows whose wheel it is.
     extra_link_args=["-Wl,--no-as-needed,-lc"] if sys.platform == "linux" else [],
 )
-SOFTVERBS_FOLDER = "ndpy/verbs/soft"
+SOFTVERBS_FOLDER = "ndpy/platforms/verbs/soft"
 SOFTVERBS = ("libsoftverbs.so", "libibverbs.so.1", "librdmacm.so.1")
 # (file, where it belongs in the package)
 if CROSS_BUILT:

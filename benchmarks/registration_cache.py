@@ -13,7 +13,7 @@ import time
 import tracemalloc
 
 import ndpy
-from ndpy.memory import address_of
+from ndpy.objects.memory import address_of
 
 LENGTH = 4096
 ROUNDS = 200

@@ -1,5 +1,5 @@
 /* The interface of all shims to Python. It has plain declarations only, because cffi reads this file without a
-   preprocessor. The numbers are those of ndpy/flags.py. A test compares the two. */
+   preprocessor. The numbers are those of ndpy/vocabulary/flags.py. A test compares the two. */
 
 enum ndpy_operation {
     NDPY_RECEIVE = 0,

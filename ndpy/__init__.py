@@ -17,18 +17,6 @@ except ImportError as error:
     ) from None
 
 from ndpy._core import Batch, CompletionArray
-from ndpy.adapter import Adapter
-from ndpy.buffer import Buffer, alloc
-from ndpy.clock import DeviceClock
-from ndpy.completion import Completion
-from ndpy.completion_queue import CompletionQueue
-from ndpy.connection import Connector
-from ndpy.connection_parameters import ReadLimits, RetryPolicy
-from ndpy.datagram import DatagramSource
-from ndpy.datagram_listener import DatagramListener
-from ndpy.datagram_queue_pair import MANAGER_QKEY, DatagramQueuePair, Destination
-from ndpy.device_memory import DeviceMemory
-from ndpy.endpoint import Endpoint
 from ndpy.errors import (
     AccessViolationError,
     AdapterNotFoundError,
@@ -58,18 +46,33 @@ from ndpy.errors import ConnectionAbortedError as ConnectionAbortedError
 from ndpy.errors import ConnectionRefusedError as ConnectionRefusedError
 from ndpy.errors import PermissionError as PermissionError
 from ndpy.errors import TimeoutError as TimeoutError
-from ndpy.events import AdapterEvent, EventKind, EventStream
-from ndpy.flags import Access, Capability, CompletionDetails, Flags, FlushKind, Notify, Operation, Status
-from ndpy.info import AdapterInfo, Gid, NetworkInterface, PathInfo, PortInfo
-from ndpy.listener import Listener
-from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
-from ndpy.multicast_group import MulticastGroup
-from ndpy.pending import Pending
+from ndpy.objects.adapter import Adapter
+from ndpy.objects.completion import Completion
+from ndpy.objects.completion_queue import CompletionQueue
+from ndpy.objects.connection import Connector
+from ndpy.objects.connection_parameters import ReadLimits, RetryPolicy
+from ndpy.objects.datagram_listener import DatagramListener
+from ndpy.objects.datagram_queue_pair import MANAGER_QKEY, DatagramQueuePair, Destination
+from ndpy.objects.device_memory import DeviceMemory
+from ndpy.objects.events import AdapterEvent, EventKind, EventStream
+from ndpy.objects.listener import Listener
+from ndpy.objects.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
+from ndpy.objects.multicast_group import MulticastGroup
+from ndpy.objects.pending import Pending
+from ndpy.objects.poller import Poller
+from ndpy.objects.protection_domain import ProtectionDomain
+from ndpy.objects.queue_pair import QueuePair
+from ndpy.objects.shared_receive_queue import SharedReceiveQueue
+from ndpy.objects.work_queues import QueuePairLimits
+from ndpy.objects.xrc import XrcDestination, XrcDomain, XrcReceiveQueue, XrcReceiver, XrcSender
 from ndpy.platforms import list_adapters, open_adapter
-from ndpy.poller import Poller
-from ndpy.protection_domain import ProtectionDomain
-from ndpy.queue_pair import QueuePair
-from ndpy.queue_pair_attributes import (
+from ndpy.platforms.buffer import Buffer, alloc
+from ndpy.vocabulary.clock import DeviceClock
+from ndpy.vocabulary.datagram import DatagramSource
+from ndpy.vocabulary.endpoint import Endpoint
+from ndpy.vocabulary.flags import Access, Capability, CompletionDetails, Flags, FlushKind, Notify, Operation, Status
+from ndpy.vocabulary.info import AdapterInfo, Gid, NetworkInterface, PathInfo, PortInfo
+from ndpy.vocabulary.queue_pair_attributes import (
     AddressVector,
     AlternatePath,
     PathMigration,
@@ -77,9 +80,6 @@ from ndpy.queue_pair_attributes import (
     QueuePairState,
     QueuePairType,
 )
-from ndpy.shared_receive_queue import SharedReceiveQueue
-from ndpy.work_queues import QueuePairLimits
-from ndpy.xrc import XrcDestination, XrcDomain, XrcReceiveQueue, XrcReceiver, XrcSender
 
 if TYPE_CHECKING:
     from ndpy import aio as aio

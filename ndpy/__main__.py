@@ -1,6 +1,6 @@
 """`python -m ndpy`: the command line."""
 
-from ndpy.cli import main
+from ndpy.tools.cli import main
 
 if __name__ == "__main__":
     main()

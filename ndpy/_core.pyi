@@ -8,22 +8,23 @@ from weakref import ref
 
 from typing_extensions import Self
 
-from ndpy import completion, errors
-from ndpy.adapter import Adapter as PublicAdapter
+from ndpy import errors
 from ndpy.cache import lease
 from ndpy.cache.ownership import MemoryRange
 from ndpy.cache.registration_cache import RegistrationCache
-from ndpy.datagram import DatagramSource
-from ndpy.datagram_queue_pair import Destination as PublicDestination
-from ndpy.flags import Access, FlushKind, Operation, Status
-from ndpy.memory import Binding, Elements, InlineElements
-from ndpy.memory import MemoryRegion as PublicRegion
-from ndpy.memory import RemoteMemory as PublicRemoteMemory
-from ndpy.queue_pair import QueuePair
-from ndpy.resource import Orphans as PublicOrphans
-from ndpy.resource import Resource
-from ndpy.shared_receive_queue import SharedReceiveQueue
-from ndpy.xrc import XrcDestination
+from ndpy.objects import completion
+from ndpy.objects.adapter import Adapter as PublicAdapter
+from ndpy.objects.datagram_queue_pair import Destination as PublicDestination
+from ndpy.objects.memory import Binding, Elements, InlineElements
+from ndpy.objects.memory import MemoryRegion as PublicRegion
+from ndpy.objects.memory import RemoteMemory as PublicRemoteMemory
+from ndpy.objects.queue_pair import QueuePair
+from ndpy.objects.resource import Orphans as PublicOrphans
+from ndpy.objects.resource import Resource
+from ndpy.objects.shared_receive_queue import SharedReceiveQueue
+from ndpy.objects.xrc import XrcDestination
+from ndpy.vocabulary.datagram import DatagramSource
+from ndpy.vocabulary.flags import Access, FlushKind, Operation, Status
 
 def is_main_interpreter() -> bool:
     """Whether the caller is no sub-interpreter."""

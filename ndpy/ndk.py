@@ -26,13 +26,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ndpy import errors
-from ndpy.adapter import Adapter
-from ndpy.flags import Access, Capability, NamedFlags, NamedInt
-from ndpy.forking import in_child, renew_in_child
-from ndpy.memory import MemoryRegion, buffer_range
-from ndpy.pending import Pending
-from ndpy.resource import Uncopied
-from ndpy.unraisable import report
+from ndpy.objects.adapter import Adapter
+from ndpy.objects.memory import MemoryRegion, buffer_range
+from ndpy.objects.pending import Pending
+from ndpy.objects.resource import Uncopied
+from ndpy.vocabulary.flags import Access, Capability, NamedFlags, NamedInt
+from ndpy.vocabulary.forking import in_child, renew_in_child
+from ndpy.vocabulary.unraisable import report
 
 
 class NtStatus(NamedInt):

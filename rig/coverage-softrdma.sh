@@ -10,14 +10,14 @@ python=$PWD/.venv/bin/python
 folder=$PWD/.rig/coverage
 build=$PWD/softrdma/build
 rm -rf "$folder" "$build/linux-coverage" "$build/lib-coverage"
-mkdir -p "$folder/package/ndpy/verbs/soft" "$folder/corpus"
+mkdir -p "$folder/package/ndpy/platforms/verbs/soft" "$folder/corpus"
 [ -x "$folder/../gcovr/bin/gcovr" ] || {
     "$python" -m venv "$folder/../gcovr" && "$folder/../gcovr/bin/pip" -q install gcovr
 } || exit 1
 
 make -s -C softrdma/verbs COVERAGE=1 || exit 1
 find ndpy -name '*.py' -o -name '*.pyi' -o -name py.typed -o -name '*.sh' -o -name '*.so' | tar -cf - -T - | tar -C "$folder/package" -xf -
-cp "$build"/lib-coverage/* "$folder/package/ndpy/verbs/soft/"
+cp "$build"/lib-coverage/* "$folder/package/ndpy/platforms/verbs/soft/"
 checkout=$PWD
 (
     cd "$folder/package" || exit 1

@@ -35,8 +35,8 @@ build_sanitized() {
         echo "$key" >"$folder/stamp"
     fi
     find ndpy -name '*.py' -o -name '*.pyi' -o -name py.typed -o -name '*.sh' | tar -cf - -T - | tar -C "$folder" -xf -
-    mkdir -p "$folder/ndpy/verbs/soft"
-    cp softrdma/build/lib-"${kind##*-}"/* "$folder/ndpy/verbs/soft/"
+    mkdir -p "$folder/ndpy/platforms/verbs/soft"
+    cp softrdma/build/lib-"${kind##*-}"/* "$folder/ndpy/platforms/verbs/soft/"
 }
 
 # A finding ends the process. Memory that has leaked is reported when it ends. The reports go to files, because pytest takes what its

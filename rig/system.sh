@@ -18,7 +18,7 @@ release_value() {
     done
 }
 
-# The family of this distribution, as in ndpy/verbs/distribution.py: debian, ubuntu, fedora, rhel, or nothing. Rebuilds of RHEL
+# The family of this distribution, as in ndpy/platforms/verbs/distribution.py: debian, ubuntu, fedora, rhel, or nothing. Rebuilds of RHEL
 # name it in ID_LIKE.
 family() {
     # Without -f the shell would take a * in the file for names of files.
@@ -94,7 +94,7 @@ has_siw() {
 }
 
 # The version of the newest kernel that has rxe or siw ($1) and an image we can read, or nothing.
-# ndpy.softroce.tools.find_kernel makes the same choice.
+# ndpy.tools.machines.tools.find_kernel makes the same choice.
 usable_kernel() {
     for modules in $(ls -d "$root"/lib/modules/*/ 2>/dev/null | sort -V -r); do
         version=$(basename "$modules")

@@ -143,7 +143,7 @@ on_aarch64() {
 }
 
 # `softroce run --adapter siw` boots the newest kernel that has siw. That need not be the newest kernel.
-has_siw() { $python -c 'from ndpy.softroce import tools; tools.find_kernel(adapters=("siw",))' 2>/dev/null; }
+has_siw() { $python -c 'from ndpy.tools.machines import tools; tools.find_kernel(adapters=("siw",))' 2>/dev/null; }
 
 # Built here, so that the parts that need softnd.dll do not build it at the same time.
 make -s -C softrdma build/softnd.dll || exit 1

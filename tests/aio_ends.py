@@ -12,7 +12,7 @@ from helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require, wai
 import ndpy
 from ndpy import aio
 from ndpy.aio.protocol import HEADER_LENGTH
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 SHORT = 100
 LONG = 50_000

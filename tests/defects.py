@@ -7,7 +7,7 @@ import platform
 import pytest
 
 import ndpy
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 
 def differs(adapter: ndpy.Adapter, quirk: Quirk) -> bool:

@@ -81,7 +81,7 @@ def open_memory_of_the_caller(adapter: ndpy.Adapter, host: str) -> None:
         given = OfCaller(LENGTH)
         of_caller.append(given)
         with memoryview(given) as view:
-            given.region = register((ndpy.memory.address_of(view), LENGTH))
+            given.region = register((ndpy.objects.memory.address_of(view), LENGTH))
         if Capability.MEMORY_WINDOWS in adapter.info.capabilities:
             window = adapter.create_memory_window()
             client.bind(window, given.region[0:LENGTH], Access.REMOTE_READ)

@@ -24,8 +24,8 @@ from defects import differs, skip_where
 import ndpy
 import ndpy.ndk
 from ndpy import Access, Operation, Status
-from ndpy.quirks import Quirk
-from ndpy.verbs import softverbs
+from ndpy.platforms.verbs import softverbs
+from ndpy.vocabulary.quirks import Quirk
 
 # A test that expects nothing waits this long for a wrong completion.
 QUIET_S = 0.2

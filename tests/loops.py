@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 from helpers import STRESS
 
-from ndpy.verbs import softverbs
+from ndpy.platforms.verbs import softverbs
 
 WINDOWS = sys.platform == "win32"
 FASTER = "winloop" if WINDOWS else "uvloop"

@@ -34,8 +34,8 @@ from helpers import wait_until
 from starting import create_process
 
 import ndpy
-from ndpy.cli import soft
-from ndpy.verbs import distribution, softverbs
+from ndpy.platforms.verbs import distribution, softverbs
+from ndpy.tools.cli import soft
 
 _INTERRUPTIBLE = Path(__file__).resolve().parent / "interruptible.py"
 ROOT = Path(__file__).resolve().parent.parent
@@ -204,7 +204,7 @@ def foreign_environment() -> dict[str, str]:
 def start_installed(name: str, thing: str, *arguments: str | int) -> Process:
     """Run a program of a system package on the adapter under test. If it is not installed, the test fails.
 
-    thing: what ndpy.verbs.distribution calls the program.
+    thing: what ndpy.platforms.verbs.distribution calls the program.
     """
     path = shutil.which(name)
     if path is None:

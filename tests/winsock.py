@@ -12,7 +12,7 @@ import cffi
 import pytest
 
 import ndpy
-from ndpy.networkdirect.winsock_catalogue import WinsockProtocol
+from ndpy.platforms.networkdirect.winsock_catalogue import WinsockProtocol
 
 ROOT = Path(__file__).resolve().parent.parent
 GUID = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
@@ -93,7 +93,7 @@ def fake_winsock(monkeypatch: pytest.MonkeyPatch) -> Winsock:
     def win32_error(operation, number, message):
         return ndpy.ProviderError(message, operation=operation, native=number, native_name="")
 
-    library = types.ModuleType("ndpy.networkdirect.native_calls")
+    library = types.ModuleType("ndpy.platforms.networkdirect.native_calls")
     library.__dict__.update(ffi=ffi, lib=fake, win32_error=win32_error)
-    monkeypatch.setitem(sys.modules, "ndpy.networkdirect.native_calls", library)
+    monkeypatch.setitem(sys.modules, "ndpy.platforms.networkdirect.native_calls", library)
     return fake

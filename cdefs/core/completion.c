@@ -6,7 +6,7 @@ enum { SPARE_COMPLETIONS = 256, STATUSES = 16 };
 
 PyTypeObject *completion_type;
 
-/* What ndpy/completion.py gives to set_up_completions(). */
+/* What ndpy/objects/completion.py gives to set_up_completions(). */
 static PyObject *operations, *statuses, *raise_status, *describe, *read_source;
 
 /* The members of Status, borrowed from `statuses`. The last ones repeat UNKNOWN. None before set_up(). */

@@ -1,4 +1,4 @@
-/* The base of CompletionQueue in ndpy/completion_queue.py: its fields and methods, and what sleeping needs. */
+/* The base of CompletionQueue in ndpy/objects/completion_queue.py: its fields and methods, and what sleeping needs. */
 
 #include "completion_queue.h"
 

@@ -141,7 +141,7 @@ extern PyTypeObject *export_type;
 
 /* Exports a buffer whose bytes lie one after the other, in the order of its elements. Returns NULL with an error. */
 Export *export_new(PyObject *object);
-/* Returns 1 with the memory of a memoryview. 0 if it is not writable, or if plain_view() of ndpy/memory.py has to judge
+/* Returns 1 with the memory of a memoryview. 0 if it is not writable, or if plain_view() of ndpy/objects/memory.py has to judge
  * it. */
 int plain_memory(PyObject *view, void **address, Py_ssize_t *length);
 
@@ -325,7 +325,7 @@ typedef struct {
     PyObject_HEAD PyObject *queue_pair; /* a weak reference */
     PyObject *initiator;                /* Records */
     PyObject *receive;                  /* Records */
-    PyObject *SHARED stored;            /* NULL, or a dict; see ndpy/completion.py */
+    PyObject *SHARED stored;            /* NULL, or a dict; see ndpy/objects/completion.py */
     int stored_shared;
     SHARED char failed;
     SHARED char watched;

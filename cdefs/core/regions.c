@@ -1,5 +1,5 @@
 /* Regions, and registering plain memory with one native call. Plain memory is a writable buffer, with rights that every
- * adapter supports. The provider's calls must block. Everything else is left to ndpy/adapter.py and ndpy/memory.py,
+ * adapter supports. The provider's calls must block. Everything else is left to ndpy/objects/adapter.py and ndpy/objects/memory.py,
  * whose classes extend these types. They also explain each failure.
  *
  * An adapter has its open regions in a circle of links, which are no references. A region leaves the circle when it is
@@ -20,12 +20,12 @@ static PyTypeObject *closed_type;
 MUTEX(circle_mutex)
 static PyObject *local_write, *serial_numbers, *closed_error;
 
-/* Returns 0, or -1 with an error. ndpy/memory.py calls set_up_regions(). */
+/* Returns 0, or -1 with an error. ndpy/objects/memory.py calls set_up_regions(). */
 static int require_set_up(void)
 {
     if (local_write)
         return 0;
-    PyErr_SetString(PyExc_RuntimeError, "ndpy.memory has not been imported");
+    PyErr_SetString(PyExc_RuntimeError, "ndpy.objects.memory has not been imported");
     return -1;
 }
 

@@ -1,5 +1,5 @@
 /* What closing an object touches beside the object and its lock: its adapter, and the adapter's list of dropped
- * objects. The classes of ndpy/resource.py and ndpy/adapter.py extend these types.
+ * objects. The classes of ndpy/objects/resource.py and ndpy/objects/adapter.py extend these types.
  */
 
 #include "core.h"

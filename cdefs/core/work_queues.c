@@ -1,4 +1,4 @@
-/* Posting: the base of ndpy/work_queues.py. One element of a region is posted here from end to end. Everything else,
+/* Posting: the base of ndpy/objects/work_queues.py. One element of a region is posted here from end to end. Everything else,
  * such as several elements, bytes sent inline, and refusals, goes by way of Python.
  *
  * A post holds the interpreter's lock and the queue pair's lock during the provider's call. So no other thread can
@@ -106,7 +106,7 @@ HOT int read_numbers(PyObject *self, PyObject *context, PyObject *flags, struct 
     return 0;
 }
 
-/* The class of ndpy/memory.py, once an object of it was seen. */
+/* The class of ndpy/objects/memory.py, once an object of it was seen. */
 static PyTypeObject *usual_remote_type;
 
 HOT int decode_remote(PyObject *object, struct ndpy_remote *out)

@@ -35,16 +35,16 @@ from ndpy.aio.transfers import (
     Exposure,
     Transfers,
 )
-from ndpy.flags import Access, Capability, Status
-from ndpy.memory import MemoryRegion, RemoteMemory
-from ndpy.pending import await_or_cancel
-from ndpy.timeouts import timeout
+from ndpy.objects.memory import MemoryRegion, RemoteMemory
+from ndpy.objects.pending import await_or_cancel
+from ndpy.objects.timeouts import timeout
+from ndpy.vocabulary.flags import Access, Capability, Status
 
 if TYPE_CHECKING:
-    from ndpy.completion import Completion
-    from ndpy.completion_queue import CompletionQueue
-    from ndpy.connection import Connector
-    from ndpy.queue_pair import QueuePair
+    from ndpy.objects.completion import Completion
+    from ndpy.objects.completion_queue import CompletionQueue
+    from ndpy.objects.connection import Connector
+    from ndpy.objects.queue_pair import QueuePair
 
 # A control frame or an offer, rounded up.
 _CONTROL_SIZE = 64

@@ -13,19 +13,19 @@ import weakref
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ndpy.adapter import Adapter
 from ndpy.aio.interrupts import Interrupts
-from ndpy.buffer import alloc
 from ndpy.cache.lease import Lease
 from ndpy.cache.registration_cache import RegistrationCache
-from ndpy.completion_queue import CompletionQueue
 from ndpy.errors import ClosedError, DeviceBusyError, NdpyError
-from ndpy.event_loop import LoopPoller, poller_of_loop
-from ndpy.flags import Access
-from ndpy.memory import MemoryRegion
+from ndpy.objects.adapter import Adapter
+from ndpy.objects.completion_queue import CompletionQueue
+from ndpy.objects.event_loop import LoopPoller, poller_of_loop
+from ndpy.objects.memory import MemoryRegion
+from ndpy.objects.queue_pair import QueuePair
+from ndpy.objects.resource import Uncopied
 from ndpy.platforms import open_adapter
-from ndpy.queue_pair import QueuePair
-from ndpy.resource import Uncopied
+from ndpy.platforms.buffer import alloc
+from ndpy.vocabulary.flags import Access
 
 if TYPE_CHECKING:
     from ndpy.aio.connection import Connection

@@ -7,7 +7,7 @@ from typing import Any
 
 from ndpy import errors
 from ndpy.cache.lease import Lease
-from ndpy.memory import MemoryRegion, Sge, plain_view
+from ndpy.objects.memory import MemoryRegion, Sge, plain_view
 
 #: Memory that a transfer reads or fills: a buffer, or a region, a slice of one or a lease.
 Memory = Any

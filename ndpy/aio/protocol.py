@@ -17,8 +17,8 @@ import struct
 from typing import NamedTuple
 
 from ndpy.aio.errors import ProtocolError
-from ndpy.flags import NamedInt
-from ndpy.memory import RemoteMemory
+from ndpy.objects.memory import RemoteMemory
+from ndpy.vocabulary.flags import NamedInt
 
 VERSION = 1
 _MAGIC = b"ndpa"

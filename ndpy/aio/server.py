@@ -13,16 +13,16 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from ndpy import errors
-from ndpy.adapter import Adapter
-from ndpy.addresses import Address, check_address, is_numeric, numeric_host, unique, unresolved
 from ndpy.aio.connection import Connection
 from ndpy.aio.hub import Hub, finish, in_thread, start
 from ndpy.aio.protocol import MAX_OFFERS, MAX_SLOT_SIZE, MAX_SLOTS, MIN_SLOT_SIZE, Hello
-from ndpy.connection import Connector
-from ndpy.integers import integer
-from ndpy.listener import Listener
-from ndpy.resource import Uncopied
-from ndpy.timeouts import timeout
+from ndpy.objects.adapter import Adapter
+from ndpy.objects.connection import Connector
+from ndpy.objects.listener import Listener
+from ndpy.objects.resource import Uncopied
+from ndpy.objects.timeouts import timeout
+from ndpy.vocabulary.addresses import Address, check_address, is_numeric, numeric_host, unique, unresolved
+from ndpy.vocabulary.integers import integer
 
 T = TypeVar("T", "Connection", "Server")
 

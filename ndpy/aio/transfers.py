@@ -13,14 +13,14 @@ from ndpy import errors
 from ndpy.aio.hub import LONG_REGISTRATION, Hub, finish, in_thread, start
 from ndpy.aio.memory import Memory, length_of, part_of, room_of
 from ndpy.cache.lease import Lease
-from ndpy.flags import Access, Capability, Flags
-from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
-from ndpy.quirks import Quirk
-from ndpy.resource import Uncopied
+from ndpy.objects.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
+from ndpy.objects.resource import Uncopied
+from ndpy.vocabulary.flags import Access, Capability, Flags
+from ndpy.vocabulary.quirks import Quirk
 
 if TYPE_CHECKING:
-    from ndpy.adapter import Adapter
-    from ndpy.queue_pair import QueuePair
+    from ndpy.objects.adapter import Adapter
+    from ndpy.objects.queue_pair import QueuePair
 
 # Kinds of requests, in the context of a request.
 RECEIVE, SEND, CONTROL, TRANSFER, BIND, PROBE = 0 << 24, 1 << 24, 2 << 24, 3 << 24, 4 << 24, 5 << 24

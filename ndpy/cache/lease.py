@@ -8,10 +8,10 @@ from typing import Any
 
 from ndpy import _core, errors
 from ndpy.cache.ownership import Owner
-from ndpy.flags import Access
-from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory
-from ndpy.queue_pair import QueuePair
-from ndpy.resource import Uncopied
+from ndpy.objects.memory import MemoryRegion, MemoryWindow, RemoteMemory
+from ndpy.objects.queue_pair import QueuePair
+from ndpy.objects.resource import Uncopied
+from ndpy.vocabulary.flags import Access
 
 
 @dataclass

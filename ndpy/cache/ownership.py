@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ndpy import _core, errors
-from ndpy.memory import buffer_range
-from ndpy.resource import Uncopied
+from ndpy.objects.memory import buffer_range
+from ndpy.objects.resource import Uncopied
 
 _lone_view = memoryview(bytearray(1))
 # The sys.getrefcount() of an object to which only one memoryview refers.

@@ -24,14 +24,14 @@ from dataclasses import replace
 from typing import Any
 
 from ndpy import _core, errors
-from ndpy.adapter import Adapter
 from ndpy.cache.lease import LOCAL_RIGHTS, CacheStats, Entry, Exposure, Grant, Lease
 from ndpy.cache.ownership import MONITORED, MemoryRange, Owner, remember_buffer
-from ndpy.flags import Access, Capability
-from ndpy.integers import integer
-from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory
-from ndpy.queue_pair import QueuePair
-from ndpy.resource import Resource, busy
+from ndpy.objects.adapter import Adapter
+from ndpy.objects.memory import MemoryRegion, MemoryWindow, RemoteMemory
+from ndpy.objects.queue_pair import QueuePair
+from ndpy.objects.resource import Resource, busy
+from ndpy.vocabulary.flags import Access, Capability
+from ndpy.vocabulary.integers import integer
 
 _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 

@@ -15,8 +15,8 @@ from helpers import assert_works, connect_pair, create_end, host_of, memory, req
 
 import ndpy
 from ndpy import Capability
-from ndpy.counters import changes
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.counters import changes
+from ndpy.vocabulary.quirks import Quirk
 
 
 def test_the_adapter_is_listed(adapter, adapter_name):

@@ -18,7 +18,7 @@ from locks import elsewhere, locks_held
 
 import ndpy
 from ndpy import aio
-from ndpy.event_loop import poller_of_loop
+from ndpy.objects.event_loop import poller_of_loop
 
 pytestmark = [
     pytest.mark.timeout(180),

@@ -19,7 +19,7 @@ from helpers import DEADLINE_S, host_of, require, sample
 import ndpy
 from ndpy import Access, RemoteMemory, aio
 from ndpy.aio import transfers as transfers_module
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -18,7 +18,7 @@ from helpers import DEADLINE_S, host_of, require
 import ndpy
 from ndpy import aio
 from ndpy.aio import server as server_module
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("each_loop_where_quick")]
 

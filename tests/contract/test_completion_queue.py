@@ -27,8 +27,8 @@ from helpers import (
 
 import ndpy
 from ndpy import Flags, Notify, Status
-from ndpy.pending import wait_or_cancel
-from ndpy.quirks import Quirk
+from ndpy.objects.pending import wait_or_cancel
+from ndpy.vocabulary.quirks import Quirk
 
 
 def message(pair, *, solicited: bool = False, context: int = 0) -> None:

@@ -40,7 +40,7 @@ from helpers import (
 
 import ndpy
 from ndpy import Access, Status
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 # What an emulated machine may take to run a thread.
 _SLACK_S = 3.0
@@ -727,7 +727,7 @@ def run_once(adapter, peer, first, second) -> None:
 
 def hold_up_for_long(monkeypatch) -> None:
     """A thread that rests goes on after a while, which a slow machine may need for what the test does meanwhile."""
-    monkeypatch.setattr("ndpy.adapter_thread._LONGEST_REST_S", DEADLINE_S)
+    monkeypatch.setattr("ndpy.objects.adapter_thread._LONGEST_REST_S", DEADLINE_S)
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own receives", "shared receives"])

@@ -13,7 +13,7 @@ from helpers import DEADLINE_S, create_end, differs, memory, require, require_ac
 import ndpy
 import ndpy.aio
 from ndpy import Access, Batch, Capability, CompletionArray, Operation, Status
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 SINK = Access.LOCAL_WRITE | Access.READ_SINK
 WRONG = 0x5A5A00

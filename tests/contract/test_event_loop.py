@@ -11,7 +11,7 @@ import pytest
 from helpers import DEADLINE_S, connect_pair, contexts, host_of, memory, succeed, wait_until
 
 import ndpy
-from ndpy.event_loop import poller_of_loop
+from ndpy.objects.event_loop import poller_of_loop
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("each_loop")]
 
@@ -120,7 +120,7 @@ def test_a_task_that_was_woken_and_cancelled_at_once_passes_the_completion_on(pa
         first, second = (asyncio.ensure_future(pair.server.cq.wait_async()) for _ in range(2))
         await asyncio.sleep(0)
         message(7)  # the loop stands still meanwhile
-        poller = ndpy.event_loop.poller_of_loop()
+        poller = ndpy.objects.event_loop.poller_of_loop()
         if hasattr(poller._poller, "_epoll"):
             poller._on_readable()
         else:
@@ -131,7 +131,7 @@ def test_a_task_that_was_woken_and_cancelled_at_once_passes_the_completion_on(pa
             await first
         assert contexts(await second) == [7]
 
-    import ndpy.event_loop
+    import ndpy.objects.event_loop
 
     run(main())
 

@@ -23,8 +23,8 @@ from helpers import (
 
 import ndpy
 from ndpy import Access, AdapterEvent, Capability, EventKind, Operation
-from ndpy.events import make_event
-from ndpy.quirks import Quirk
+from ndpy.objects.events import make_event
+from ndpy.vocabulary.quirks import Quirk
 
 
 @pytest.fixture

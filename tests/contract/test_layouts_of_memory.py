@@ -13,7 +13,7 @@ from helpers import create_end, require
 
 import ndpy
 from ndpy import Access
-from ndpy.memory import address_of
+from ndpy.objects.memory import address_of
 
 LENGTHS = pytest.mark.parametrize("length", [SHORT, LONG])
 # Word for word, because programs meet it in every call.

@@ -32,7 +32,7 @@ from helpers import (
 
 import ndpy
 from ndpy import Access, Operation, RemoteMemory, Status
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 PATTERN = bytes(range(256)) * 16
 

@@ -16,7 +16,7 @@ from helpers import (
 
 import ndpy
 from ndpy import Access, Operation
-from ndpy.memory import address_of
+from ndpy.objects.memory import address_of
 
 PATTERN = bytes(range(256)) * 16
 SINK = Access.LOCAL_WRITE | Access.READ_SINK

@@ -25,8 +25,8 @@ from helpers import (
 
 import ndpy
 from ndpy import Access, AddressVector, Capability, Flags, PathMigration, QueuePairAttributes, QueuePairState, Status
-from ndpy.queue_pair_attributes import CHANGES, QueuePairType
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.queue_pair_attributes import CHANGES, QueuePairType
+from ndpy.vocabulary.quirks import Quirk
 
 RESET, INIT, RTR, RTS, SQD, SQE, ERROR = QueuePairState
 # For RTS, whatever the type.

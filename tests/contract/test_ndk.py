@@ -26,7 +26,7 @@ from helpers import (
 import ndpy
 from ndpy import Access, Operation, RemoteMemory, ndk
 from ndpy.ndk import Mdl, NdkAdapterFlags, NdkFlags, NdkMr, NtStatus
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 PAGE = 4096
 # Some adapters finish small registrations inline and large ones through the callback. Others treat all alike.

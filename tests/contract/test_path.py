@@ -10,8 +10,8 @@ import pytest
 from helpers import connect_pair, create_end, host_of
 
 import ndpy
-from ndpy.doctor import LinkDescription, describe_link
-from ndpy.quirks import Quirk, differences
+from ndpy.tools.doctor import LinkDescription, describe_link
+from ndpy.vocabulary.quirks import Quirk, differences
 
 
 def has_paths(adapter) -> bool:

@@ -28,7 +28,7 @@ from helpers import (
 
 import ndpy
 from ndpy import Access, Flags, Operation, RemoteMemory, Status
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 SINK = Access.LOCAL_WRITE | Access.READ_SINK
 

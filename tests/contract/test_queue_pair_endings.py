@@ -323,7 +323,7 @@ def test_messages_in_both_directions(pair, keep):
 
 def test_f_7_1_what_succeeded_in_silence_does_not_hold_up_the_close_after_a_flush(pair, monkeypatch):
     """On iWARP nothing tells of it after the flush."""
-    monkeypatch.setattr("ndpy.queue_pair._FLUSH_S", 20 * DEADLINE_S)
+    monkeypatch.setattr("ndpy.objects.queue_pair._FLUSH_S", 20 * DEADLINE_S)
     pair.server.queue_pair.receive([], context=1)
     pair.client.queue_pair.send([], flags=Flags.SILENT_SUCCESS)
     succeed(pair.server.cq)

@@ -33,7 +33,7 @@ from helpers import (
 
 import ndpy
 from ndpy import Access, Batch, Capability, CompletionArray, Flags, Operation, QueuePairType, Status
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 ARENA = 2048
 SLOT = 256

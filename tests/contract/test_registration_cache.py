@@ -23,7 +23,7 @@ from helpers import (
 
 import ndpy
 from ndpy import Access, Status
-from ndpy.memory import address_of
+from ndpy.objects.memory import address_of
 
 
 def test_k_1_1_release_keeps_the_buffer_registered(adapter, cache):

@@ -22,8 +22,8 @@ from helpers import (
 
 import ndpy
 from ndpy import Access, Operation, Status
-from ndpy.memory import address_of
-from ndpy.quirks import Quirk
+from ndpy.objects.memory import address_of
+from ndpy.vocabulary.quirks import Quirk
 
 
 def test_k_2_1_after_release_the_peer_cannot_reach_the_buffer(pair, keep, cache):

@@ -21,7 +21,7 @@ import pytest
 from helpers import DEADLINE_S, STRESS, wait_until
 
 import ndpy
-from ndpy.memory import address_of
+from ndpy.objects.memory import address_of
 
 try:
     import numpy

@@ -10,7 +10,7 @@ from caching import LENGTH, READ, map_raw, unmap_raw, use
 from helpers import wait_until
 
 import ndpy
-from ndpy.memory import address_of
+from ndpy.objects.memory import address_of
 
 
 @pytest.mark.skipif(sys.platform == "linux", reason="Linux has a monitor")

@@ -22,7 +22,7 @@ from helpers import (
 
 import ndpy
 from ndpy import Access
-from ndpy.memory import address_of
+from ndpy.objects.memory import address_of
 
 
 def test_of_threads_that_miss_the_same_range_one_registers(monkeypatch, adapter, cache):

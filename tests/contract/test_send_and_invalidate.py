@@ -24,7 +24,7 @@ from helpers import (
 
 import ndpy
 from ndpy import Access, Flags, Notify, Operation, RemoteMemory, Status
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 READ, WRITE = Access.REMOTE_READ, Access.REMOTE_WRITE
 SINK = Access.LOCAL_WRITE | Access.READ_SINK

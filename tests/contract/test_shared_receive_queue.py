@@ -22,7 +22,7 @@ from helpers import (
 
 import ndpy
 from ndpy import Access, Status
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 
 @pytest.fixture
@@ -302,7 +302,7 @@ def test_a_driver_that_never_tells_of_the_last_receive_is_waited_for_once(keep, 
     require(adapter, ndpy.Capability.EVENTS)
     monkeypatch.setattr(adapter, "_on_queue_pair_event", lambda *_: None)
     monkeypatch.setattr(adapter, "_tells_last_receives", None)
-    monkeypatch.setattr("ndpy.queue_pair._FLUSH_S", 0.05)
+    monkeypatch.setattr("ndpy.objects.queue_pair._FLUSH_S", 0.05)
     srq = keep(adapter.create_shared_receive_queue(4))
     for expected in (None, False):
         assert adapter._tells_last_receives is expected

@@ -13,7 +13,7 @@ from helpers import host_of, only_under_stress, require, sample
 from processes import EXAMPLES, ROOT, Process, free_port, start_example
 
 import ndpy
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 SERVERS = {
     "pingpong": ["server", "--port", 0],

@@ -17,7 +17,7 @@ from helpers import host_of, only_under_stress, require, sample
 from processes import ROOT, Process, start_python
 
 import ndpy
-from ndpy.cli.perf.plan import TESTS
+from ndpy.tools.cli.perf.plan import TESTS
 
 pytestmark = pytest.mark.timeout(300)
 COMMAND = Path(ndpy.__file__).with_name("__main__.py")

@@ -12,7 +12,7 @@ from helpers import kernel_resources
 from hosts import commands
 from remote import Host
 
-from ndpy.softroce.hosts import MTU
+from ndpy.tools.machines.hosts import MTU
 
 NETDEV = "wire0"
 

@@ -15,7 +15,7 @@ from hosts import traffic
 from hosts.conftest import NETDEV
 
 import ndpy
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 pytestmark = pytest.mark.timeout(300)
 

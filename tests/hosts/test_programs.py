@@ -21,9 +21,9 @@ from interop.test_rping import lines_of
 from processes import EXAMPLES, Process, start_example, start_installed, start_python
 
 import ndpy
-from ndpy.cli.smoke import catalog
-from ndpy.quirks import Quirk
-from ndpy.verbs import distribution
+from ndpy.platforms.verbs import distribution
+from ndpy.tools.cli.smoke import catalog
+from ndpy.vocabulary.quirks import Quirk
 
 pytestmark = pytest.mark.timeout(300)
 NDPY = str(Path(ndpy.__file__).with_name("__main__.py"))

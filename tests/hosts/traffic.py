@@ -18,7 +18,7 @@ from defects import differs
 
 import ndpy
 from ndpy import Access, Operation, RetryPolicy
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 BOARD = 128 << 10
 MESSAGE = 64 << 10

@@ -8,7 +8,7 @@ from processes import start_program
 
 import ndpy
 from ndpy import Capability
-from ndpy.verbs import distribution
+from ndpy.platforms.verbs import distribution
 
 PROGRAMS = distribution.CONNECTION_PROGRAMS
 COUNT = 10

@@ -12,7 +12,7 @@ from programs import built
 
 import ndpy
 from ndpy import Access, Endpoint, Operation
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 SOURCE = Path(__file__).parent / "programs/immediate.c"
 # All four bytes differ, so a wrong byte order shows. The highest bit is set.

@@ -19,7 +19,7 @@ from helpers import (
 from processes import Process, free_port, start_program, wait_for_rdma_listener
 
 from ndpy import Status
-from ndpy.verbs import distribution
+from ndpy.platforms.verbs import distribution
 
 PROGRAMS = distribution.CONNECTION_PROGRAMS
 # Their message finds no receive posted for this long. A message of ndpy's would give up after 0.7 s.

@@ -12,7 +12,7 @@ from defects import skip_where
 from helpers import has_kernel_driver, sample
 from processes import ROOT, Process, foreign_environment, free_port, start_example, wait_for_tcp_listener
 
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 PYTHON = ROOT / ".rig/bench/venv/bin/python"
 PROGRAMS = Path(__file__).with_name("programs")

@@ -11,8 +11,8 @@ from processes import Result, free_port, start_example, start_program, wait_for_
 from test_rc_pingpong import routable_gids
 
 from ndpy import Capability
-from ndpy.quirks import Quirk
-from ndpy.verbs import distribution
+from ndpy.platforms.verbs import distribution
+from ndpy.vocabulary.quirks import Quirk
 
 COUNT = 300
 TESTS = {

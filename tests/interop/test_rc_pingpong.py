@@ -10,8 +10,8 @@ from helpers import STRESS, has_kernel_driver, sample
 from processes import free_port, start_example, start_program, wait_for_tcp_listener
 
 import ndpy
-from ndpy.quirks import Quirk
-from ndpy.verbs import distribution
+from ndpy.platforms.verbs import distribution
+from ndpy.vocabulary.quirks import Quirk
 
 PROGRAMS = distribution.VERBS_PROGRAMS
 PROGRAM = "ibv_rc_pingpong"

@@ -6,7 +6,7 @@ import pytest
 from helpers import STRESS, host_of, only_under_stress, sample
 from processes import free_port, start_example, start_program, wait_for_rdma_listener
 
-from ndpy.verbs import distribution
+from ndpy.platforms.verbs import distribution
 
 # rping's default size, its greatest, its least, and a prime number.
 SIZES_AND_COUNTS = sample([(64, 10), (65535, 3), (23, 3), (10007, 3)], 1)

@@ -22,8 +22,8 @@ from processes import free_port, start_program, wait_for_rdma_listener
 
 import ndpy
 from ndpy import Access, Capability, Flags, Operation, Status
-from ndpy.quirks import Quirk
-from ndpy.verbs import distribution
+from ndpy.platforms.verbs import distribution
+from ndpy.vocabulary.quirks import Quirk
 
 PROGRAMS = distribution.CONNECTION_PROGRAMS
 # Messages that may be on the way to this side, and receives for its peer's credits besides.

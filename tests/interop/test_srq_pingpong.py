@@ -19,8 +19,8 @@ from processes import Process, free_port, start_program, wait_for_tcp_listener
 
 import ndpy
 from ndpy import Access, Endpoint, Operation
-from ndpy.quirks import Quirk
-from ndpy.verbs import distribution
+from ndpy.platforms.verbs import distribution
+from ndpy.vocabulary.quirks import Quirk
 
 PROGRAM = "ibv_srq_pingpong"
 LINES = 256

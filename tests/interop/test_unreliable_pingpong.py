@@ -8,7 +8,7 @@ from processes import free_port, start_example, start_program, wait_for_tcp_list
 from test_rc_pingpong import routable_gids
 
 from ndpy import Capability
-from ndpy.verbs import distribution
+from ndpy.platforms.verbs import distribution
 
 COUNT = 50
 # The capability that it needs, and the size of a message. A datagram is at most as long as the MTU.

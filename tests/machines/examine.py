@@ -22,12 +22,13 @@ import psutil
 from machine import Machine, all_machines, settled
 
 import ndpy
-from ndpy import addresses, platforms, system_files
-from ndpy.doctor import findings, linux, linux_link, recording
-from ndpy.info import AdapterInfo, as_named, port_in_use
-from ndpy.routes import find_route
-from ndpy.verbs import native_calls, probing
-from ndpy.verbs.endpoint import best_gid
+from ndpy import platforms
+from ndpy.platforms.verbs import native_calls, probing
+from ndpy.platforms.verbs.endpoint import best_gid
+from ndpy.tools.doctor import findings, linux, linux_link, recording
+from ndpy.vocabulary import addresses, system_files
+from ndpy.vocabulary.info import AdapterInfo, as_named, port_in_use
+from ndpy.vocabulary.routes import find_route
 
 UNIT = Path(__file__).parent.parent / "unit"
 # They tell of the libraries of the machine where the tests run.

@@ -36,10 +36,10 @@ class _Compiled(types.ModuleType):
 sys.modules["ndpy._networkdirect"] = _Compiled("ndpy._networkdirect")
 
 from ndpy import errors  # noqa: E402
-from ndpy.doctor import findings, windows  # noqa: E402
-from ndpy.flags import Capability  # noqa: E402
-from ndpy.info import as_named  # noqa: E402
-from ndpy.networkdirect import adapter_info, dll_header, winsock_catalogue  # noqa: E402
+from ndpy.platforms.networkdirect import adapter_info, dll_header, winsock_catalogue  # noqa: E402
+from ndpy.tools.doctor import findings, windows  # noqa: E402
+from ndpy.vocabulary.flags import Capability  # noqa: E402
+from ndpy.vocabulary.info import as_named  # noqa: E402
 
 # The numbers of contract A.1.2 to A.1.5.
 _RIGHT = {"service_flags": 0x8E, "version": 0x20000, "address_family": 23, "socket_type": -1}
@@ -180,7 +180,7 @@ def on(machine: Machine) -> str:
             (winsock_catalogue, "protocols", lambda: machine.entries),
             (winsock_catalogue, "provider_path", lambda provider_id: (machine.paths[provider_id], "")),
             (adapter_info, "Provider", Provider),
-            (sys.modules["ndpy.networkdirect.provider_dll"], "Provider", Provider),
+            (sys.modules["ndpy.platforms.networkdirect.provider_dll"], "Provider", Provider),
             (adapter_info, "_examine", lambda *arguments: (limits, Capability.NONE)),
             (adapter_info.version1, "examine", lambda *arguments: (limits, Capability.NONE)),
             (adapter_info.version1, "addresses", lambda provider, _: provider.addresses_of_version_1()),

@@ -2,7 +2,7 @@
 
     kind: once
     area: connections
-    file: ndpy/connection.py
+    file: ndpy/objects/connection.py
     tests: tests/contract/test_connector.py::test_one tests/unit/test_two.py::test_two
     what: a sentence that is wrong with this fault
 

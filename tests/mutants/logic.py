@@ -34,7 +34,7 @@ _CONTROL_LIMIT_S = 1800
 _C = ["gcc", "-shared", "-fPIC", "-O0", "-w", "-std=gnu11", "-fvisibility=hidden", "-DPy_LIMITED_API=0x030a0000"]
 _EMIT = "import sys, runpy; runpy.run_path(sys.argv[1])['ffibuilder'].emit_c_code(sys.argv[2])"
 # Files that git does not know, and that the copy needs.
-_BUILT = ("ndpy/*.so", "ndpy/verbs/soft/*", "softrdma/build/**/*")
+_BUILT = ("ndpy/*.so", "ndpy/platforms/verbs/soft/*", "softrdma/build/**/*")
 
 
 def built_from(file: str) -> set[str]:

@@ -32,7 +32,15 @@ from python_changes import python_changes
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = ROOT / ".rig/mutants"
-SCOPE = ("ndpy/*.py", "ndpy/cache/*.py", "ndpy/verbs/*.py", "ndpy/networkdirect/**/*.py")
+SCOPE = (
+    "ndpy/*.py",
+    "ndpy/vocabulary/*.py",
+    "ndpy/objects/*.py",
+    "ndpy/cache/*.py",
+    "ndpy/platforms/*.py",
+    "ndpy/platforms/verbs/*.py",
+    "ndpy/platforms/networkdirect/**/*.py",
+)
 C_SCOPE = (
     "cdefs/data_path.h",
     "cdefs/rings.c",
@@ -46,11 +54,11 @@ PLACES = ["unit", "softnd", "softnd1", "rxe"]
 # Some of these examine a machine, a wheel or a provider's file from outside. The others start many processes, and that
 # takes minutes in the VM.
 _ELSEWHERE = ("test_smoke.py", "test_process.py", "test_installed.py", "test_monitor.py", "test_peers.py")
-WINDOWS_ONLY = ("ndpy/networkdirect/", "cdefs/networkdirect/")
-LINUX_ONLY = ("ndpy/verbs/", "cdefs/verbs/")
+WINDOWS_ONLY = ("ndpy/platforms/networkdirect/", "cdefs/networkdirect/")
+LINUX_ONLY = ("ndpy/platforms/verbs/", "cdefs/verbs/")
 # Modules for Windows that tests/unit tests on any system.
 _TESTED_ANYWHERE = tuple(
-    f"ndpy/networkdirect/{name}.py" for name in ("dll_header", "softnd_installation", "winsock_catalogue")
+    f"ndpy/platforms/networkdirect/{name}.py" for name in ("dll_header", "softnd_installation", "winsock_catalogue")
 )
 
 

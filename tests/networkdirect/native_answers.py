@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 # Import every module that uses `lib` now. A module imported later would keep the stand-in.
-from ndpy.networkdirect import adapter, allocation, native_calls, poller, softnd_installation
-from ndpy.networkdirect.version1 import adapter as version1
+from ndpy.platforms.networkdirect import adapter, allocation, native_calls, poller, softnd_installation
+from ndpy.platforms.networkdirect.version1 import adapter as version1
 
 _USERS = (adapter, allocation, poller, softnd_installation, version1)
 _lib, ffi = native_calls.lib, native_calls.ffi
@@ -51,7 +51,7 @@ class Native:
 def native(monkeypatch: pytest.MonkeyPatch) -> Native:
     stand_in = Native()
     for name, module in list(sys.modules.items()):
-        if name.startswith("ndpy.networkdirect") and getattr(module, "lib", None) is _lib:
+        if name.startswith("ndpy.platforms.networkdirect") and getattr(module, "lib", None) is _lib:
             monkeypatch.setattr(module, "lib", stand_in)
             for value in vars(module).values():
                 if isinstance(value, type) and vars(value).get("_lib") is _lib:

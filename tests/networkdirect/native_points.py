@@ -15,7 +15,7 @@ import pytest
 from helpers import Keeper, connect_pair
 from walking import DEADLINE_S, Elsewhere, Points
 
-from ndpy.networkdirect import (
+from ndpy.platforms.networkdirect import (
     adapter,
     completion_queue,
     connection,

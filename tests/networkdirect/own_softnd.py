@@ -18,7 +18,7 @@ from helpers import DEADLINE_S, Keeper, wait_until
 from starting import create_process
 
 import ndpy
-from ndpy.networkdirect.provider_dll import Provider
+from ndpy.platforms.networkdirect.provider_dll import Provider
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOFTND = ROOT / "softrdma/build/softnd.dll"

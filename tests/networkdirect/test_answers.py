@@ -24,8 +24,8 @@ from own_softnd import keep_with_adapter
 
 import ndpy
 from ndpy import Access, Operation, Status
-from ndpy.networkdirect.addresses import address_list, get_sized_buffer
-from ndpy.networkdirect.native_calls import BUFFER_OVERFLOW, SUCCESS
+from ndpy.platforms.networkdirect.addresses import address_list, get_sized_buffer
+from ndpy.platforms.networkdirect.native_calls import BUFFER_OVERFLOW, SUCCESS
 
 BOTH = pytest.mark.parametrize("version", [2, 1])
 NO_MORE_ENTRIES = 0x8000001A

@@ -18,9 +18,9 @@ from native_answers import answering, ffi, signed
 from own_softnd import keep_with_adapter
 
 import ndpy
-from ndpy.networkdirect import completion_queue, shared_receive_queue
-from ndpy.networkdirect.native_calls import BUFFER_OVERFLOW, DEVICE_REMOVED, INTERNAL_ERROR, SUCCESS
-from ndpy.networkdirect.overlapped import cancel_all
+from ndpy.platforms.networkdirect import completion_queue, shared_receive_queue
+from ndpy.platforms.networkdirect.native_calls import BUFFER_OVERFLOW, DEVICE_REMOVED, INTERNAL_ERROR, SUCCESS
+from ndpy.platforms.networkdirect.overlapped import cancel_all
 
 BOTH = pytest.mark.parametrize("version", [2, 1])
 NO_MORE_ENTRIES = 0x8000001A

@@ -16,7 +16,7 @@ from overlapped_requests import EndingCounts, outcome, pause, send_empty
 from own_softnd import opened
 
 import ndpy
-from ndpy.networkdirect.native_calls import CONNECTION_ABORTED
+from ndpy.platforms.networkdirect.native_calls import CONNECTION_ABORTED
 
 
 def test_c_5_a_cancelled_registration_ends_once_in_either_way(softnd, rng):

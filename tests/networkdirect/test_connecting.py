@@ -13,8 +13,8 @@ from helpers import DEADLINE_S, QUIET_S, ask, create_end, host_of
 from own_softnd import keep_with_adapter
 
 import ndpy
-from ndpy.networkdirect import connection
-from ndpy.networkdirect.native_calls import PENDING
+from ndpy.platforms.networkdirect import connection
+from ndpy.platforms.networkdirect.native_calls import PENDING
 
 BOTH = pytest.mark.parametrize("version", [2, 1])
 INTERNAL_ERROR = 0xC00000E5

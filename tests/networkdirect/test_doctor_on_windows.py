@@ -24,8 +24,8 @@ if sys.platform != "win32":
 from starting import create_process
 
 import ndpy
-from ndpy.doctor import findings, windows
-from ndpy.networkdirect import adapter_info, dll_header, native_calls, softnd_installation, winsock_catalogue
+from ndpy.platforms.networkdirect import adapter_info, dll_header, native_calls, softnd_installation, winsock_catalogue
+from ndpy.tools.doctor import findings, windows
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOFTND = ROOT / "softrdma/build/softnd.dll"
@@ -35,7 +35,7 @@ BROKEN = ROOT / "softrdma/build/providers"
 def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NDPY_")}
     # An embedded Python searches neither the working folder nor PYTHONPATH.
-    code = f"import sys; sys.path[:0] = {sys.path!r}; from ndpy.cli import main; main({list(words)!r})"
+    code = f"import sys; sys.path[:0] = {sys.path!r}; from ndpy.tools.cli import main; main({list(words)!r})"
     return create_process(
         lambda: subprocess.run(
             [sys.executable, "-c", code],

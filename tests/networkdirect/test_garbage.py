@@ -11,7 +11,7 @@ from native_answers import Native
 from own_softnd import keep_with_adapter
 
 import ndpy
-from ndpy.networkdirect.native_calls import lib
+from ndpy.platforms.networkdirect.native_calls import lib
 
 BOTH = pytest.mark.parametrize("version", [2, 1])
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")

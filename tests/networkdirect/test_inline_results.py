@@ -27,8 +27,8 @@ from helpers import (
 from own_softnd import PROVIDERS, SOFTND, child
 
 import ndpy
-from ndpy.networkdirect import overlapped
-from ndpy.networkdirect.native_calls import PENDING, SUCCESS
+from ndpy.platforms.networkdirect import overlapped
+from ndpy.platforms.networkdirect.native_calls import PENDING, SUCCESS
 
 
 @pytest.fixture

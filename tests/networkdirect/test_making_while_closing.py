@@ -9,7 +9,7 @@ from native_points import points  # noqa: F401
 from walking import DEADLINE_S, GRACE_S, Elsewhere, walk
 
 import ndpy
-from ndpy.networkdirect import poller as pollers
+from ndpy.platforms.networkdirect import poller as pollers
 
 # ruff: noqa: F811
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import ndpy
-from ndpy.networkdirect import native_calls
-from ndpy.networkdirect.addresses import pack_resolved, unpack_address
-from ndpy.networkdirect.native_calls import ffi, lib, status_error, status_name
+from ndpy.platforms.networkdirect import native_calls
+from ndpy.platforms.networkdirect.addresses import pack_resolved, unpack_address
+from ndpy.platforms.networkdirect.native_calls import ffi, lib, status_error, status_name
 
 CDEFS = Path(__file__).resolve().parent.parent.parent / "cdefs"
 

@@ -31,7 +31,7 @@ from overlapped_requests import EndingCounts, outcome, send_empty
 from own_softnd import handles, open_handles, opened
 
 import ndpy
-from ndpy.networkdirect.overlapped import OverlappedPending
+from ndpy.platforms.networkdirect.overlapped import OverlappedPending
 
 
 def test_a_wait_that_ended_early_says_how_long_it_was():

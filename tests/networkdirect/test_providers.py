@@ -20,8 +20,8 @@ from helpers import DEADLINE_S, wait_until
 from own_softnd import child
 
 import ndpy
-from ndpy.networkdirect import adapter_info, interfaces, winsock_catalogue
-from ndpy.networkdirect.provider_dll import Provider
+from ndpy.platforms.networkdirect import adapter_info, interfaces, winsock_catalogue
+from ndpy.platforms.networkdirect.provider_dll import Provider
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOFTND = ROOT / "softrdma/build/softnd.dll"
@@ -492,6 +492,8 @@ def test_an_entry_of_version_1_that_opens_nothing_is_passed_over(copy_of, monkey
 def test_devices_shows_the_version(copy_of):
     path = str(copy_of("softnd"))
     for version in ("1", "2"):
-        done = child("from ndpy.cli import main; main(['devices'])", NDPY_PROVIDER=path, NDPY_PROVIDER_VERSION=version)
+        done = child(
+            "from ndpy.tools.cli import main; main(['devices'])", NDPY_PROVIDER=path, NDPY_PROVIDER_VERSION=version
+        )
         assert done.returncode == 0, done.stderr
         assert f"NetworkDirect {version}" in done.stdout

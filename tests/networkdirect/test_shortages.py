@@ -10,9 +10,9 @@ from helpers import DEADLINE_S, wait_until
 from own_softnd import keep_with_adapter, open_handles
 
 import ndpy
-from ndpy.networkdirect import native_calls
-from ndpy.networkdirect.native_calls import ffi
-from ndpy.networkdirect.overlapped import Request, run
+from ndpy.platforms.networkdirect import native_calls
+from ndpy.platforms.networkdirect.native_calls import ffi
+from ndpy.platforms.networkdirect.overlapped import Request, run
 
 BOTH = pytest.mark.parametrize("version", [2, 1])
 LARGE_PAGE = 2 << 20
@@ -221,9 +221,9 @@ def test_asking_for_large_pages_leaves_no_handle(native):
 
 def test_without_the_extension_module_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ndpy._networkdirect", None)
-    monkeypatch.delitem(sys.modules, "ndpy.networkdirect.native_calls")
+    monkeypatch.delitem(sys.modules, "ndpy.platforms.networkdirect.native_calls")
     with pytest.raises(ndpy.ProviderNotFoundError, match="install ndpy with pip"):
-        importlib.import_module("ndpy.networkdirect.native_calls")
+        importlib.import_module("ndpy.platforms.networkdirect.native_calls")
 
 
 # ---- registrations ----
@@ -262,7 +262,7 @@ def test_d_6_7_a_register_that_is_interrupted_while_it_waits_leaves_nothing_regi
 
 
 def test_c_5_a_cancelled_request_that_the_provider_keeps_is_waited_for_so_long(keep, monkeypatch, native):
-    monkeypatch.setattr("ndpy.networkdirect.overlapped._CANCEL_S", 0.1)
+    monkeypatch.setattr("ndpy.platforms.networkdirect.overlapped._CANCEL_S", 0.1)
     queue = keep.adapter.create_completion_queue(8)
     pending = queue.arm()
     (request,) = queue._requests

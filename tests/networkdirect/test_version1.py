@@ -40,9 +40,9 @@ from starting import create_process
 
 import ndpy
 from ndpy import Access, Flags, RemoteMemory, Status
-from ndpy import queue_pair as queue_pairs
-from ndpy.networkdirect.native_calls import ffi, lib
-from ndpy.networkdirect.provider_dll import Provider
+from ndpy.objects import queue_pair as queue_pairs
+from ndpy.platforms.networkdirect.native_calls import ffi, lib
+from ndpy.platforms.networkdirect.provider_dll import Provider
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -196,8 +196,10 @@ def test_i_2_8_deregistering_under_a_window_is_refused_and_harmless(softnd):
             owner.close()
         # The provider refuses it too.
         with pytest.raises(ndpy.DeviceBusyError):
-            ndpy.networkdirect.overlapped.run(
-                "deregister", ndpy.networkdirect.overlapped.Request(adapter._native), owner._request_deregister
+            ndpy.platforms.networkdirect.overlapped.run(
+                "deregister",
+                ndpy.platforms.networkdirect.overlapped.Request(adapter._native),
+                owner._request_deregister,
             )
         assert_works(keep, pair)
 

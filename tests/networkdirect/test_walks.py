@@ -14,7 +14,7 @@ from native_points import Scene, points  # noqa: F401
 from walking import DEADLINE_S, GRACE_S, Elsewhere, soon, walk
 
 import ndpy
-from ndpy.networkdirect import completion_queue, connection
+from ndpy.platforms.networkdirect import completion_queue, connection
 
 # ruff: noqa: F811
 

@@ -30,8 +30,8 @@ from networks.cables import CONNECT_S, Cables, connect, ip, kind_under_test, sen
 
 import ndpy
 from ndpy import Capability, platforms
-from ndpy.cli import devices
-from ndpy.quirks import Quirk
+from ndpy.tools.cli import devices
+from ndpy.vocabulary.quirks import Quirk
 
 # Of each end: the addresses of the cable itself, of a second subnet without a gateway, and of VLAN 10 on the cable.
 NEAR, FAR = "203.0.113.1", "203.0.113.2"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from programs import built
 
-from ndpy.cli.soft import environment
-from ndpy.verbs import softverbs
+from ndpy.platforms.verbs import softverbs
+from ndpy.tools.cli.soft import environment
 
 PROGRAMS = Path(__file__).with_name("programs")
 SKIPPED = 77

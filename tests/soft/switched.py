@@ -22,7 +22,7 @@ from hostile import READY_BY_READ
 
 import ndpy
 from ndpy import Access, Status, aio
-from ndpy.verbs.native_calls import ffi, lib
+from ndpy.platforms.verbs.native_calls import ffi, lib
 
 # RFC 5044 section 7.1
 REQUEST, REPLY, CRC = b"MPA ID Req Frame", b"MPA ID Rep Frame", 0x40

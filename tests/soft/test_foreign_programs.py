@@ -10,8 +10,8 @@ import pytest
 from helpers import only_under_stress
 from processes import Process, Result, free_port, wait_for_tcp_listener
 
-from ndpy.cli import soft
-from ndpy.verbs import softverbs
+from ndpy.platforms.verbs import softverbs
+from ndpy.tools.cli import soft
 
 BY_NUMBER = ("-d", "soft0", "-x", "0")
 BY_MANAGER = ("-R",)

@@ -45,7 +45,7 @@ def freeze(client):
 @pytest.mark.parametrize("end", ["flush", "close", "disconnect", "close the connector"])
 def test_requests_come_back_during_the_call_and_messages_are_delivered(keep, monkeypatch, end):
     """What the stopped client's host has received reaches its program when it goes on."""
-    monkeypatch.setattr("ndpy.queue_pair._FLUSH_S", 0.0)
+    monkeypatch.setattr("ndpy.objects.queue_pair._FLUSH_S", 0.0)
     adapter = keep(ndpy.open_adapter("soft0"))
     server = create_end(keep, adapter)
     listener = keep(adapter.listen((HOST, 0)))
@@ -85,7 +85,7 @@ def test_requests_come_back_during_the_call_and_messages_are_delivered(keep, mon
 @pytest.mark.parametrize("last_words", [False, True])
 def test_ctrl_c_ends_a_server_within_a_second(monkeypatch, last_words):
     # Without an answer of the adapter, close() waits for long.
-    monkeypatch.setattr("ndpy.queue_pair._FLUSH_S", 20 * DEADLINE_S)
+    monkeypatch.setattr("ndpy.objects.queue_pair._FLUSH_S", 20 * DEADLINE_S)
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     at: list[float] = []
 

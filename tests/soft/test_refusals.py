@@ -10,8 +10,8 @@ import pytest
 from deadlines import patient
 from programs import built
 
-from ndpy.cli.soft import environment
-from ndpy.verbs import softverbs
+from ndpy.platforms.verbs import softverbs
+from ndpy.tools.cli.soft import environment
 
 
 def test_memory_serves_neither_another_domain_nor_another_queue_pair_nor_a_key_of_the_other_kind():

@@ -36,7 +36,7 @@ from conversations import (
 from hostile import ROOT, Program, WindowsProcess
 from processes import free_ports
 
-from ndpy.softroce import tools
+from ndpy.tools.machines import tools
 
 SIZES = [64, 23, 10007, 65535]
 ROUNDS = 30

@@ -18,7 +18,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from ndpy.verbs.native_calls import ffi, lib
+from ndpy.platforms.verbs.native_calls import ffi, lib
 
 SOURCE = Path(__file__).with_name("data_path_provider.c")
 

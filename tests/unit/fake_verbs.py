@@ -21,8 +21,8 @@ if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
 import ndpy
-from ndpy import system_files
-from ndpy.verbs import adapter_info, native_calls, probing, softverbs
+from ndpy.platforms.verbs import adapter_info, native_calls, probing, softverbs
+from ndpy.vocabulary import system_files
 
 SOURCES = [Path(__file__).with_name(f"fake_{part}.c") for part in ("verbs", "points", "queues", "connections", "xrc")]
 SOFTVERBS = Path(__file__).with_name("fake_softverbs.c")
@@ -381,7 +381,7 @@ def fake(
 ) -> Iterator[FakeVerbs]:
     """The provider. At the end no object may exist, and none may have been used after its end."""
     # Looking again and again has points between native calls without an end. Tests of it turn it on.
-    monkeypatch.setattr("ndpy.completion_queue._SPIN_S", 0.0)
+    monkeypatch.setattr("ndpy.objects.completion_queue._SPIN_S", 0.0)
     copy = Path(shutil.copy(fake_verbs_path, tmp_path / "fake.so"))
     monkeypatch.setattr(system_files, "_root", _this_machine_without_adapters(tmp_path / "machine"))
     monkeypatch.setenv("NDPY_LIBIBVERBS", str(copy))
@@ -407,7 +407,7 @@ def soft(
     folder = tmp_path / "soft"
     shutil.copytree(fake_softverbs_path.parent, folder)
     monkeypatch.delenv("NDPY_ADAPTER", raising=False)
-    monkeypatch.setattr("ndpy.completion_queue._SPIN_S", 0.0)
+    monkeypatch.setattr("ndpy.objects.completion_queue._SPIN_S", 0.0)
     monkeypatch.setattr(softverbs, "folder", lambda: folder)
     monkeypatch.setattr(native_calls, "_softverbs_loaded", False)
     probing._probed.clear()

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from fake_adapter import DEADLINE_S, Adapter, World
 
 import ndpy
-from ndpy.cli import main
-from ndpy.cli.perf import server
+from ndpy.tools.cli import main
+from ndpy.tools.cli.perf import server
 
 
 class Server:

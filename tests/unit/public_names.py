@@ -26,7 +26,7 @@ from typing import Any
 import click
 
 import ndpy
-import ndpy.cli
+import ndpy.tools.cli
 
 LIST = Path(__file__).with_name("public_names.txt")
 MODULES = ["ndpy", "ndpy.aio", "ndpy.doctor", "ndpy.errors", "ndpy.ndk"]
@@ -68,7 +68,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def lines() -> list[str]:
     found = [line for name in MODULES for line in _of_module(importlib.import_module(name))]
-    return [*found, *_of_command("ndpy", ndpy.cli.main)]
+    return [*found, *_of_command("ndpy", ndpy.tools.cli.main)]
 
 
 def _of_command(whole: str, command: click.Command) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Points between the native calls of ndpy.verbs, over the provider without a device. See walking.py.
+"""Points between the native calls of ndpy.platforms.verbs, over the provider without a device. See walking.py.
 
 There is one before and after each call of libibverbs and librdmacm (fake_verbs.py), of epoll, of poll, and of an event
 descriptor.
@@ -22,7 +22,7 @@ from walking import soon as soon
 from walking import walk as walk
 
 import ndpy
-from ndpy.verbs import completion_queue, events, poller
+from ndpy.platforms.verbs import completion_queue, events, poller
 
 _OS = {name: name for name in ("eventfd_read", "eventfd_write", "close")}
 _EPOLL = {"poll": "sleep", **{name: f"epoll.{name}" for name in ("register", "modify", "unregister", "close")}}

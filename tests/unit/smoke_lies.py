@@ -13,12 +13,12 @@ from deadlines import patient
 
 import ndpy
 from ndpy import Status
-from ndpy.cli.peers import PeerRefused
-from ndpy.cli.smoke import peer as far
-from ndpy.cli.smoke import report, resources, runner
-from ndpy.cli.smoke.catalog import Check, Result
-from ndpy.cli.smoke.testbed import Testbed
-from ndpy.verbs.memory import VerbsMemoryRegion
+from ndpy.platforms.verbs.memory import VerbsMemoryRegion
+from ndpy.tools.cli.peers import PeerRefused
+from ndpy.tools.cli.smoke import peer as far
+from ndpy.tools.cli.smoke import report, resources, runner
+from ndpy.tools.cli.smoke.catalog import Check, Result
+from ndpy.tools.cli.smoke.testbed import Testbed
 
 LIMIT_S = patient(3.0)
 

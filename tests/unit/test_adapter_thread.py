@@ -14,9 +14,9 @@ if sys.platform != "linux":
 
 from racing import DEADLINE_S, GRACE_S, Elsewhere, soon
 
-from ndpy import adapter_thread
-from ndpy.resource import Orphans
-from ndpy.verbs.events import EventThread
+from ndpy.objects import adapter_thread
+from ndpy.objects.resource import Orphans
+from ndpy.platforms.verbs.events import EventThread
 
 
 @pytest.fixture

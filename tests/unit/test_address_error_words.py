@@ -19,8 +19,8 @@ if sys.platform != "linux":
 import resource
 
 from ndpy import errors
-from ndpy.verbs import manager
-from ndpy.verbs.native_calls import lib
+from ndpy.platforms.verbs import manager
+from ndpy.platforms.verbs.native_calls import lib
 
 SERVER = ("127.0.0.1", 7471)
 EVENTS = {"address": lib.RDMA_CM_EVENT_ADDR_ERROR, "route": lib.RDMA_CM_EVENT_ROUTE_ERROR}

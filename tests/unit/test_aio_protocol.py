@@ -11,7 +11,7 @@ from helpers import SEED, rounds
 
 from ndpy.aio.errors import ProtocolError
 from ndpy.aio.protocol import Hello, Kind, Protocol
-from ndpy.memory import RemoteMemory
+from ndpy.objects.memory import RemoteMemory
 
 SLOTS, OFFERS, SLOT_SIZE, LONGEST = 4, 2, 256, 10_000
 HELLO = Hello(SLOTS, OFFERS, SLOT_SIZE, LONGEST)

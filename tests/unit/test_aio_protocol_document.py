@@ -9,7 +9,7 @@ import pytest
 
 from ndpy.aio import connection, protocol
 from ndpy.aio.protocol import Hello, Kind, Protocol
-from ndpy.memory import RemoteMemory
+from ndpy.objects.memory import RemoteMemory
 
 TEXT = (Path(__file__).parents[2] / "docs/aio_protocol.md").read_text("utf-8")
 # The document in one line for each paragraph.

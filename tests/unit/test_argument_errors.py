@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import ndpy
-from ndpy.resource import Resource
+from ndpy.objects.resource import Resource
 
 if sys.platform != "linux":
     pytest.skip("the stand-in is of verbs", allow_module_level=True)

@@ -17,7 +17,7 @@ from helpers import HAS_GIL
 from test_lists_of_requests import Queue, Queues, Region, in_flight, receives, writes
 
 from ndpy import Batch, CompletionArray
-from ndpy.verbs.native_calls import ffi
+from ndpy.platforms.verbs.native_calls import ffi
 
 
 @pytest.fixture

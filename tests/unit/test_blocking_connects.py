@@ -22,8 +22,8 @@ from helpers import wait_until
 from racing import DEADLINE_S
 
 import ndpy
-from ndpy.verbs import adapter_info
-from ndpy.verbs.native_calls import lib
+from ndpy.platforms.verbs import adapter_info
+from ndpy.platforms.verbs.native_calls import lib
 
 SERVER = ("127.0.0.1", 4791)
 # A connect with this deadline times out. Nothing else may take so long.

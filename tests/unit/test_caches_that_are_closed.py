@@ -15,8 +15,8 @@ from helpers import wait_until
 from racing import DEADLINE_S, Elsewhere
 
 import ndpy
-from ndpy.verbs import memory
-from ndpy.verbs.native_calls import lib
+from ndpy.platforms.verbs import memory
+from ndpy.platforms.verbs.native_calls import lib
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from deadlines import DEADLINE_S
 
 import ndpy
 from ndpy import Access, Capability, Operation, Status
-from ndpy.verbs.native_calls import lib
+from ndpy.platforms.verbs.native_calls import lib
 
 SERVER = ("127.0.0.1", 4791)
 REMOTE_WRITE, REMOTE_READ = 2, 4  # enum ibv_access_flags

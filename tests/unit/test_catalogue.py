@@ -12,8 +12,8 @@ import pytest
 from winsock import GUID, TCP, VERSION_1, VERSION_2, fake_winsock
 
 import ndpy
-from ndpy.networkdirect import dll_header, winsock_catalogue
-from ndpy.networkdirect.winsock_catalogue import Entry, WinsockProtocol, judge, once
+from ndpy.platforms.networkdirect import dll_header, winsock_catalogue
+from ndpy.platforms.networkdirect.winsock_catalogue import Entry, WinsockProtocol, judge, once
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -15,14 +15,14 @@ if sys.platform != "linux":
 
 import ndpy
 from ndpy import Status
-from ndpy.addresses import Reach, reach
-from ndpy.doctor.linux import routable
-from ndpy.endpoint import MTUS, Endpoint
-from ndpy.info import Gid
 from ndpy.platforms import choose
-from ndpy.quirks import differences
-from ndpy.verbs.endpoint import active_port, explain, local_endpoint_of, path_mtu
-from ndpy.verbs.native_calls import lib
+from ndpy.platforms.verbs.endpoint import active_port, explain, local_endpoint_of, path_mtu
+from ndpy.platforms.verbs.native_calls import lib
+from ndpy.tools.doctor.linux import routable
+from ndpy.vocabulary.addresses import Reach, reach
+from ndpy.vocabulary.endpoint import MTUS, Endpoint
+from ndpy.vocabulary.info import Gid
+from ndpy.vocabulary.quirks import differences
 
 V1 = Gid(0, bytes(10) + b"\xff\xff\xc0\x00\x02\x01", "RoCE v1", "192.0.2.1")
 LINK_LOCAL = Gid(1, b"\xfe\x80" + bytes(13) + b"\x01", "RoCE v2", "fe80::1")

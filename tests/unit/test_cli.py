@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 import ndpy
-from ndpy import system_files
-from ndpy.cli import main
-from ndpy.placement import parse_cpu_list, placement_warning
+from ndpy.tools.cli import main
+from ndpy.vocabulary import system_files
+from ndpy.vocabulary.placement import parse_cpu_list, placement_warning
 
 
 @pytest.fixture

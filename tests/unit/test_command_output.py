@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from deadlines import DEADLINE_S
 
 import ndpy
-from ndpy import doctor
-from ndpy.cli import main
-from ndpy.cli.perf import report as perf_report
-from ndpy.cli.perf.figures import Distribution, Latency
-from ndpy.doctor import findings
+from ndpy.tools import doctor
+from ndpy.tools.cli import main
+from ndpy.tools.cli.perf import report as perf_report
+from ndpy.tools.cli.perf.figures import Distribution, Latency
+from ndpy.tools.doctor import findings
 
 ADDRESSES = ("192.168.100.200", "fd00:1234:5678:9abc:def0:1234:5678:9abc")
 REPORTS = [
@@ -101,7 +101,7 @@ def test_a_file_that_cannot_be_written_is_found_before_the_run(monkeypatch, tmp_
     (tmp_path / "taken.png").mkdir()
     (tmp_path / "loop.png").symlink_to("loop.png")
     monkeypatch.setattr(ndpy, "open_adapter", lambda which: pytest.fail("the run began"))
-    monkeypatch.setattr("ndpy.softroce.run.run", lambda request, say: pytest.fail("the run began"))
+    monkeypatch.setattr("ndpy.tools.machines.run.run", lambda request, say: pytest.fail("the run began"))
     rest = ["true"] if command == "softroce run" else []
     result = invoke(*command.split(), option, str(tmp_path / place), *rest)
     assert result.exit_code == 2
@@ -190,17 +190,17 @@ def interrupt(*words, **named):
 @pytest.mark.parametrize(
     ("words", "place"),
     [
-        ("doctor", "ndpy.doctor.diagnose"),
+        ("doctor", "ndpy.tools.doctor.diagnose"),
         ("devices", "ndpy.list_adapters"),
-        ("devices --counters", "ndpy.cli.devices.show"),
-        ("smoke --list", "ndpy.cli.smoke.catalog.load"),
+        ("devices --counters", "ndpy.tools.cli.devices.show"),
+        ("smoke --list", "ndpy.tools.cli.smoke.catalog.load"),
         ("smoke", "ndpy.open_adapter"),
         ("perf write_lat", "ndpy.open_adapter"),
-        ("soft path", "ndpy.verbs.softverbs.folder"),
-        ("softnd path", "ndpy.networkdirect.softnd_installation.find"),
-        ("softroce up", "ndpy.softroce.links.require_linux"),
-        ("softroce down", "ndpy.softroce.links.require_linux"),
-        ("softroce run true", "ndpy.softroce.run.run"),
+        ("soft path", "ndpy.platforms.verbs.softverbs.folder"),
+        ("softnd path", "ndpy.platforms.networkdirect.softnd_installation.find"),
+        ("softroce up", "ndpy.tools.machines.links.require_linux"),
+        ("softroce down", "ndpy.tools.machines.links.require_linux"),
+        ("softroce run true", "ndpy.tools.machines.run.run"),
     ],
 )
 def test_ctrl_c_ends_every_command_with_130(monkeypatch, words, place):

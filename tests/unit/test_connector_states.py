@@ -19,9 +19,9 @@ if sys.platform != "linux":
     pytest.skip("the provider without a device is Linux's", allow_module_level=True)
 
 import ndpy
-from ndpy.connection import Connector
-from ndpy.connection_parameters import ReadLimits
-from ndpy.connection_states import CALLS, TRANSITIONS, Event, State
+from ndpy.objects.connection import Connector
+from ndpy.objects.connection_parameters import ReadLimits
+from ndpy.objects.connection_states import CALLS, TRANSITIONS, Event, State
 
 GRID = """
                    idle       bound  connecting  offered     completing   requested  accepting    established   disconnected  failed

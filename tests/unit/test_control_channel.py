@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from ndpy.cli.channel import Arguments, BadRequest, Channel, ChannelClosed, ChannelError, encode
-from ndpy.cli.peers import as_seen_here, common_address, nearest_first, parse_address
+from ndpy.tools.cli.channel import Arguments, BadRequest, Channel, ChannelClosed, ChannelError, encode
+from ndpy.tools.cli.peers import as_seen_here, common_address, nearest_first, parse_address
 
 DEFAULT_PORT = 18520
 
@@ -57,7 +57,7 @@ def test_silence_ends_at_the_deadline(ends):
 def test_a_long_wait_is_made_of_short_ones(ends, monkeypatch):
     """Between them, Windows tells of Ctrl-C."""
     channel, theirs = ends
-    monkeypatch.setattr("ndpy.cli.channel.WAKE_S", 0.01)
+    monkeypatch.setattr("ndpy.tools.cli.channel.WAKE_S", 0.01)
     waits = []
     read = channel._read
     monkeypatch.setattr(channel, "_read", lambda timeout_s: (waits.append(timeout_s), read(timeout_s)))

@@ -14,7 +14,7 @@ import ndpy
 import ndpy.aio
 import ndpy.ndk
 from ndpy.ndk import Mdl
-from ndpy.resource import Uncopied
+from ndpy.objects.resource import Uncopied
 
 WAYS = {
     "copy": copy.copy,

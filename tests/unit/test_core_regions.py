@@ -714,4 +714,4 @@ def test_regions_need_the_public_classes():
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_PUBLIC_CLASSES, folder], capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.splitlines() == ["ndpy.memory has not been imported"] * 3, done.stderr
+    assert done.stdout.splitlines() == ["ndpy.objects.memory has not been imported"] * 3, done.stderr

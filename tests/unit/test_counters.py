@@ -15,11 +15,11 @@ if sys.platform != "linux":
 from click.testing import CliRunner
 from test_cli import make_info
 
-from ndpy import system_files
-from ndpy.cli import counters, main
-from ndpy.cli.smoke.report import Run
-from ndpy.counters import changes, is_error
-from ndpy.verbs.counters import read_counters
+from ndpy.platforms.verbs.counters import read_counters
+from ndpy.tools.cli import counters, main
+from ndpy.tools.cli.smoke.report import Run
+from ndpy.vocabulary import system_files
+from ndpy.vocabulary.counters import changes, is_error
 
 # Of rxe, mlx5 and the specification.
 ERRORS = [
@@ -78,7 +78,7 @@ def sysfs(tmp_path, monkeypatch):
 
 @pytest.fixture
 def fake0(monkeypatch):
-    monkeypatch.setattr("ndpy.cli.devices.find", lambda name: make_info(name="fake0"))
+    monkeypatch.setattr("ndpy.tools.cli.devices.find", lambda name: make_info(name="fake0"))
 
 
 def add(sysfs, by, name="duplicate_request"):

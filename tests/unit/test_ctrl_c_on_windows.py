@@ -80,16 +80,16 @@ class Queue:
 
 @pytest.fixture
 def extension(monkeypatch):
-    """(a function that imports a module of ndpy.networkdirect, the extension's functions)"""
+    """(a function that imports a module of ndpy.platforms.networkdirect, the extension's functions)"""
     ffi = FFI()
     ffi.cdef("".join(f"struct {name};" for name in INTERFACES) + PACKET)
     port = Port(ffi)
-    former = {name for name in sys.modules if name.startswith("ndpy.networkdirect")}
+    former = {name for name in sys.modules if name.startswith("ndpy.platforms.networkdirect")}
     module = types.ModuleType("ndpy._networkdirect")
     module.ffi, module.lib = ffi, port  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ndpy._networkdirect", module)
-    yield lambda name: importlib.import_module(f"ndpy.networkdirect.{name}"), port
-    made = [name for name in sys.modules if name.startswith("ndpy.networkdirect") and name not in former]
+    yield lambda name: importlib.import_module(f"ndpy.platforms.networkdirect.{name}"), port
+    made = [name for name in sys.modules if name.startswith("ndpy.platforms.networkdirect") and name not in former]
     for name in sorted(made, reverse=True):
         package, _, last = name.rpartition(".")
         vars(sys.modules[package]).pop(last, None)

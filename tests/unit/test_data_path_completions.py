@@ -30,7 +30,7 @@ from data_path_provider import (
     silent,
 )
 
-from ndpy.verbs.native_calls import ffi, lib
+from ndpy.platforms.verbs.native_calls import ffi, lib
 
 
 def test_a_receive_has_the_bytes_that_came_and_a_failure_has_none(provider):

@@ -48,7 +48,7 @@ from data_path_provider import (
     silent,
 )
 
-from ndpy.verbs.native_calls import lib
+from ndpy.platforms.verbs.native_calls import lib
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from test_lists_of_requests import FLUSHED, Queue, Queues, Region, in_flight
 
 import ndpy
 from ndpy import Batch, CompletionArray, DatagramSource, Flags
-from ndpy.verbs.native_calls import ffi, lib
+from ndpy.platforms.verbs.native_calls import ffi, lib
 
 HEADER, TOKEN = 40, 0x77
 DEPTH = 8

@@ -14,8 +14,8 @@ from deadlines import DEADLINE_S
 
 import ndpy
 from ndpy import Capability, CompletionDetails
-from ndpy.quirks import Quirk
-from ndpy.verbs.native_calls import lib
+from ndpy.platforms.verbs.native_calls import lib
+from ndpy.vocabulary.quirks import Quirk
 
 SERVER = ("127.0.0.1", 4791)
 # enum ibv_create_cq_wc_flags, enum ibv_create_cq_attr_flags.

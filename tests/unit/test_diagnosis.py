@@ -15,17 +15,17 @@ import pytest
 from click.testing import CliRunner
 
 import ndpy
-import ndpy.doctor
-from ndpy import system_files
-from ndpy.cli import main
-from ndpy.doctor.findings import Finding, Verdict, examine, examine_apart, passed
+import ndpy.tools.doctor
+from ndpy.tools.cli import main
+from ndpy.tools.doctor.findings import Finding, Verdict, examine, examine_apart, passed
+from ndpy.vocabulary import system_files
 
 if sys.platform != "linux":
     pytest.skip("the machines faked here are Linux's", allow_module_level=True)
 
-from ndpy.doctor import linux, linux_drivers, linux_system, recording
-from ndpy.doctor.linux_system import examine_control_groups
-from ndpy.verbs import device_files, distribution
+from ndpy.platforms.verbs import device_files, distribution
+from ndpy.tools.doctor import linux, linux_drivers, linux_system, recording
+from ndpy.tools.doctor.linux_system import examine_control_groups
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KERNEL = "6.1.0-test"
@@ -83,7 +83,7 @@ def test_an_examination_that_breaks_is_a_finding():
 
 def module(tmp_path, monkeypatch, body: str) -> None:
     (tmp_path / "examined.py").write_text(
-        f"from ndpy.doctor.findings import passed\ndef look(*arguments):\n    {body}\n"
+        f"from ndpy.tools.doctor.findings import passed\ndef look(*arguments):\n    {body}\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -194,7 +194,7 @@ def test_a_library_that_crashes_when_it_is_loaded_does_not_crash_the_doctor(tmp_
 
 
 def test_without_the_extension_module_the_remedy_is_to_install():
-    code = "import sys; sys.modules['ndpy._verbs'] = None; from ndpy.cli import main; main(['doctor', '--json'])"
+    code = "import sys; sys.modules['ndpy._verbs'] = None; from ndpy.tools.cli import main; main(['doctor', '--json'])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     found = failures(json.loads(done.stdout))["ndpy"]
@@ -203,9 +203,9 @@ def test_without_the_extension_module_the_remedy_is_to_install():
 
 
 def test_an_import_that_fails_is_a_finding(monkeypatch):
-    monkeypatch.delattr(ndpy.doctor, "linux")
-    monkeypatch.setitem(sys.modules, "ndpy.doctor.linux", None)
-    found = one(ndpy.doctor.diagnose())
+    monkeypatch.delattr(ndpy.tools.doctor, "linux")
+    monkeypatch.setitem(sys.modules, "ndpy.tools.doctor.linux", None)
+    found = one(ndpy.tools.doctor.diagnose())
     assert found.verdict is Verdict.FAIL
     assert "install" in found.remedy
 
@@ -231,7 +231,7 @@ def test_an_adapter_asked_for_in_the_environment_and_absent_fails():
 
 def test_the_table_has_all_that_the_json_has(monkeypatch):
     findings = [passed("one", "is well"), Finding("two", Verdict.WARN, "is odd", "turn it off and on again")]
-    monkeypatch.setattr("ndpy.doctor.diagnose", lambda adapter: findings)
+    monkeypatch.setattr("ndpy.tools.doctor.diagnose", lambda adapter: findings)
     monkeypatch.delenv("NDPY_ADAPTER", raising=False)
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 0
@@ -241,8 +241,8 @@ def test_the_table_has_all_that_the_json_has(monkeypatch):
 
 
 def test_the_machine_is_recorded_in_a_file_or_on_standard_output(monkeypatch, tmp_path):
-    monkeypatch.setattr("ndpy.doctor.diagnose", lambda adapter: [passed("one", "is well")])
-    monkeypatch.setattr("ndpy.doctor.record", lambda: "device mlx5_0\n")
+    monkeypatch.setattr("ndpy.tools.doctor.diagnose", lambda adapter: [passed("one", "is well")])
+    monkeypatch.setattr("ndpy.tools.doctor.record", lambda: "device mlx5_0\n")
     monkeypatch.delenv("NDPY_ADAPTER", raising=False)
     file = tmp_path / "this.machine"
     result = CliRunner().invoke(main, ["doctor", "--record", str(file)])
@@ -256,9 +256,9 @@ def test_the_machine_is_recorded_in_a_file_or_on_standard_output(monkeypatch, tm
 
 
 def test_only_linux_is_recorded(monkeypatch):
-    monkeypatch.setattr(ndpy.doctor.sys, "platform", "win32")
+    monkeypatch.setattr(ndpy.tools.doctor.sys, "platform", "win32")
     with pytest.raises(ndpy.UnsupportedError):
-        ndpy.doctor.record()
+        ndpy.tools.doctor.record()
 
 
 def test_an_empty_tree_is_recorded(tree):
@@ -784,16 +784,16 @@ def test_nonsense_in_every_file_breaks_nothing(tree):
 # Adapters and ports.
 
 
-def gid(index: int, address: str, kind: str = "RoCE v2") -> ndpy.info.Gid:
-    return ndpy.info.Gid(index, bytes(16), kind, address)
+def gid(index: int, address: str, kind: str = "RoCE v2") -> ndpy.vocabulary.info.Gid:
+    return ndpy.vocabulary.info.Gid(index, bytes(16), kind, address)
 
 
-def port(**changes) -> ndpy.info.PortInfo:
+def port(**changes) -> ndpy.vocabulary.info.PortInfo:
     values = {
         "number": 1, "state": "active", "link_layer": "Ethernet", "mtu": 4096, "max_mtu": 4096, "lid": 0, "netdev": "eth0",
         "gids": (gid(0, "fe80::1"), gid(1, "192.0.2.1")),
     }  # fmt: skip
-    return ndpy.info.PortInfo(**(values | changes))
+    return ndpy.vocabulary.info.PortInfo(**(values | changes))
 
 
 def adapter(*ports, **changes) -> ndpy.AdapterInfo:

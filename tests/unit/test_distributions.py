@@ -11,10 +11,11 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("release files are Linux's", allow_module_level=True)
 
-from ndpy import ProviderNotFoundError, system_files
-from ndpy.doctor import linux, linux_system
-from ndpy.softroce import SetupError, links, tools
-from ndpy.verbs import adapter_info, device_files, distribution, native_calls
+from ndpy import ProviderNotFoundError
+from ndpy.platforms.verbs import adapter_info, device_files, distribution, native_calls
+from ndpy.tools.doctor import linux, linux_system
+from ndpy.tools.machines import SetupError, links, tools
+from ndpy.vocabulary import system_files
 
 FOLDER = Path(__file__).with_name("distributions")
 RELEASE = "6.8.0-49-generic"

@@ -19,9 +19,9 @@ from ndpy._verbs import ffi, lib
 
 import ndpy
 from ndpy import _core
-from ndpy import adapter as adapter_module
-from ndpy.resource import Orphans, Resource
-from ndpy.unraisable import report
+from ndpy.objects import adapter as adapter_module
+from ndpy.objects.resource import Orphans, Resource
+from ndpy.vocabulary.unraisable import report
 
 
 @pytest.fixture

@@ -24,15 +24,15 @@ from racing import Elsewhere
 
 import ndpy
 from ndpy import Access, Capability, Endpoint, Operation, Status
-from ndpy.addresses import listening_address
-from ndpy.info import Gid
-from ndpy.resource import Orphans
-from ndpy.verbs import addresses
-from ndpy.verbs.addresses import pack_address
-from ndpy.verbs.events import EventThread
-from ndpy.verbs.memory import native_access
-from ndpy.verbs.native_calls import ffi, lib
-from ndpy.verbs.shared_receive_queue import VerbsSharedReceiveQueue
+from ndpy.objects.resource import Orphans
+from ndpy.platforms.verbs import addresses
+from ndpy.platforms.verbs.addresses import pack_address
+from ndpy.platforms.verbs.events import EventThread
+from ndpy.platforms.verbs.memory import native_access
+from ndpy.platforms.verbs.native_calls import ffi, lib
+from ndpy.platforms.verbs.shared_receive_queue import VerbsSharedReceiveQueue
+from ndpy.vocabulary.addresses import listening_address
+from ndpy.vocabulary.info import Gid
 
 SERVER = ("127.0.0.1", 4791)
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, ON_DEMAND = 1, 2, 4, 8, 1 << 6  # enum ibv_access_flags

@@ -11,7 +11,7 @@ from ndpy import Endpoint
 if sys.platform == "linux":
     from racing import Elsewhere
 
-    from ndpy.verbs import queue_pair as queue_pairs
+    from ndpy.platforms.verbs import queue_pair as queue_pairs
 
 GID = bytes(range(16))
 

@@ -16,12 +16,12 @@ from helpers import wait_until
 from racing import DEADLINE_S, Elsewhere, Queue
 
 import ndpy
-from ndpy.verbs import adapter as adapters
-from ndpy.verbs import completion_queue as completion_queues
-from ndpy.verbs import listening as listeners
-from ndpy.verbs import queue_pair as queue_pairs
-from ndpy.verbs import shared_receive_queue as shared_queues
-from ndpy.verbs.native_calls import ffi, lib
+from ndpy.platforms.verbs import adapter as adapters
+from ndpy.platforms.verbs import completion_queue as completion_queues
+from ndpy.platforms.verbs import listening as listeners
+from ndpy.platforms.verbs import queue_pair as queue_pairs
+from ndpy.platforms.verbs import shared_receive_queue as shared_queues
+from ndpy.platforms.verbs.native_calls import ffi, lib
 
 
 class Refusing:

@@ -23,13 +23,14 @@ from helpers import wait_until
 from racing import Elsewhere
 
 import ndpy
-from ndpy import Access, Flags, Status, platforms, system_files
-from ndpy.doctor import linux, linux_drivers
-from ndpy.doctor.findings import Verdict
-from ndpy.memory import buffer_range
-from ndpy.verbs import adapter as verbs_adapter
-from ndpy.verbs import adapter_info, allocation, completion_queue, native_calls
-from ndpy.verbs.native_calls import lib
+from ndpy import Access, Flags, Status, platforms
+from ndpy.objects.memory import buffer_range
+from ndpy.platforms.verbs import adapter as verbs_adapter
+from ndpy.platforms.verbs import adapter_info, allocation, completion_queue, native_calls
+from ndpy.platforms.verbs.native_calls import lib
+from ndpy.tools.doctor import linux, linux_drivers
+from ndpy.tools.doctor.findings import Verdict
+from ndpy.vocabulary import system_files
 
 SERVER = ("127.0.0.1", 4791)
 

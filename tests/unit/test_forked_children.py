@@ -24,7 +24,7 @@ from racing import DEADLINE_S, soon
 import ndpy
 import ndpy.ndk
 from ndpy import Pending, _core
-from ndpy.verbs import native_calls
+from ndpy.platforms.verbs import native_calls
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 

@@ -17,66 +17,30 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "ndpy"
 
-# Each module directly in ndpy/ is in one of these sets. allowed() says what the modules of a set may import.
-LEAVES = {
-    "addresses",
-    "clock",
-    "counters",
-    "datagram",
-    "endpoint",
-    "errors",
-    "flags",
-    "forking",
-    "info",
-    "integers",
-    "placement",
-    "queue_pair_attributes",
-    "quirks",
-    "routes",
-    "system_files",
-    "unraisable",
-    "weak_set",
+# The floors of ndpy, the lowest first. A floor has the modules whose names begin so, but for those of a longer entry. It imports
+# itself and the floors that its line names, and each of these stands above the line.
+FLOORS = {
+    "errors": "",
+    "vocabulary": "errors",
+    "_core": "",
+    "objects": "errors vocabulary _core",
+    "cache": "errors vocabulary _core objects",
+    "_verbs": "",
+    "_networkdirect": "",
+    "platforms.verbs": "errors vocabulary objects _verbs",
+    "platforms.networkdirect": "errors vocabulary objects _networkdirect",
+    "platforms": "errors vocabulary objects platforms.verbs platforms.networkdirect",
+    "aio": "errors vocabulary objects cache platforms",
+    "ndpy": "errors vocabulary _core objects cache platforms aio",
+    "ndk": "errors vocabulary objects platforms",
+    "tools.doctor": "errors vocabulary platforms.verbs platforms.networkdirect",
+    "doctor": "tools.doctor",
+    "tools": "errors",
+    "tools.machines": "errors vocabulary tools platforms.verbs",
+    "tools.cli": "ndpy errors vocabulary objects platforms platforms.verbs platforms.networkdirect tools tools.doctor tools.machines",
+    "__main__": "tools.cli",
 }
-# The classes that users hold, and their parts.
-PUBLIC = {
-    "adapter",
-    "adapter_thread",
-    "completion",
-    "completion_queue",
-    "connection",
-    "connection_parameters",
-    "connection_states",
-    "datagram_listener",
-    "datagram_queue_pair",
-    "device_memory",
-    "event_loop",
-    "events",
-    "listener",
-    "memory",
-    "multicast_group",
-    "pending",
-    "poller",
-    "protection_domain",
-    "queue_pair",
-    "resource",
-    "shared_receive_queue",
-    "timeouts",
-    "window_requests",
-    "work_queues",
-    "xrc",
-}
-PLATFORMS = {"verbs": "_verbs", "networkdirect": "_networkdirect"}
-CACHE = {"cache"}
-# The compiled parts of the public classes and of the cache.
-CORE = {"_core"}
 COMPILED = {"ndpy._core", "ndpy._verbs", "ndpy._networkdirect"}
-# They choose the code for this system.
-CHOOSERS = {"platforms", "doctor"}
-TOOLS = {"cli", "softroce", "__main__"}
-# Connections for asyncio, on the public classes and the cache.
-AIO = {"aio"}
-# They use the public classes only. alloc() uses the platform too.
-ON_TOP = {"buffer", "ndk"}
 LIMIT_S = 0.1
 BARE_S = 0.015
 
@@ -98,9 +62,12 @@ def loaded_by(path: Path) -> set[str]:
     return found
 
 
-def folder_of(module: str) -> str:
-    """The first name below ndpy of a dotted module name; "" for ndpy itself."""
-    return module.split(".")[1] if "." in module else ""
+def floor_of(module: str) -> str:
+    """The longest entry of FLOORS with which the name of a module begins."""
+    name = module.partition(".")[2] or "ndpy"
+    while name not in FLOORS:
+        name = name.rpartition(".")[0]
+    return name
 
 
 MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
@@ -174,54 +141,37 @@ def test_the_checker_finds_circles():
     assert circles({"a": {"a"}, "b": {"a"}}) == [["a"]]
 
 
-def allowed(source: str, target: str) -> bool:
-    """Whether a module of the folder `source` may import a module of the folder `target`."""
-    if target in LEAVES:
-        return True
-    if source in LEAVES:
-        return False
-    if source in PUBLIC:
-        return target in PUBLIC | CORE
-    if source in PLATFORMS:
-        return target in {source, PLATFORMS[source]} | PUBLIC
-    if source == "platforms":
-        return target in PLATFORMS or target in PUBLIC
-    if source == "doctor":
-        return target in {source} | PLATFORMS.keys()
-    if source in CACHE:
-        return target in PUBLIC | CACHE | CORE
-    if source in AIO:
-        return target in PUBLIC | CACHE | AIO | ON_TOP | {"platforms"}
-    if source == "":
-        return target in PUBLIC | CACHE | AIO | CORE | ON_TOP | {"platforms"}
-    if source in TOOLS:
-        return f"ndpy.{target}" not in COMPILED
-    return source in ON_TOP and target in PUBLIC | {"", "platforms"}
+def test_each_floor_names_only_what_is_below_it():
+    below: set[str] = set()
+    for floor, imported in FLOORS.items():
+        assert below >= set(imported.split()), floor
+        below.add(floor)
+    assert FLOORS.keys() == {floor_of(module) for module in MODULES} | {name.partition(".")[2] for name in COMPILED}
 
 
 @pytest.mark.parametrize("module", MODULES, ids=IDS)
 def test_imports_point_down_only(module):
+    floor = floor_of(module)
     for target, _ in IMPORTS[module]:
-        ends = folder_of(module), folder_of(target)
-        assert allowed(*ends), f"{module} imports {target}"
+        assert floor_of(target) in {floor, *FLOORS[floor].split()}, f"{module} imports {target}"
 
 
 # These modules make objects of the other modules' classes, or call them. Those may name these in annotations.
 MAKERS = {
-    "verbs": {"adapter"},
-    "networkdirect": {"adapter", "version1.adapter", "events"},
+    "platforms.verbs": {"adapter"},
+    "platforms.networkdirect": {"adapter", "version1.adapter", "events"},
     "cache": {"registration_cache"},
     "aio": {"connection"},
-    "cli": {"smoke.testbed"},
+    "tools.cli": {"smoke.testbed"},
 }
 
 
 def names_its_maker(source: str, target: str) -> bool:
     """Whether a module's annotations may name a class whose module imports it. Public classes may name each other."""
-    folder = folder_of(source)
-    if folder in MAKERS:
-        return target.removeprefix(f"ndpy.{folder}.") in MAKERS[folder]
-    return folder in PUBLIC and folder_of(target) in PUBLIC
+    floor = floor_of(source)
+    if floor in MAKERS:
+        return target.removeprefix(f"ndpy.{floor}.") in MAKERS[floor]
+    return floor == floor_of(target) == "objects"
 
 
 def test_annotations_close_no_circle_but_those_of_classes_with_what_makes_them():
@@ -234,29 +184,6 @@ def test_annotations_close_no_circle_but_those_of_classes_with_what_makes_them()
         for module, found in IMPORTS.items()
     }
     assert circles(graph) == []
-
-
-def test_the_lists_name_what_exists_and_nothing_is_left_out():
-    """Compiled modules are left out. Some are built only on Windows or only on Linux."""
-    named = LEAVES | PUBLIC | PLATFORMS.keys() | CACHE | AIO | CHOOSERS | TOOLS | ON_TOP
-    assert named == {folder_of(module) for module in MODULES} - {""}
-
-
-def test_the_platforms_do_not_know_each_other():
-    for module, found in IMPORTS.items():
-        for target, _ in found:
-            ends = {folder_of(module), folder_of(target)}
-            assert not ends >= PLATFORMS.keys(), f"{module} imports {target}"
-
-
-def test_two_places_choose_the_platform():
-    choosers = {
-        folder_of(module)
-        for module, found in IMPORTS.items()
-        for target, _ in found
-        if folder_of(target) in PLATFORMS and folder_of(module) not in PLATFORMS.keys() | TOOLS
-    }
-    assert choosers == CHOOSERS
 
 
 def test_without_its_extension_module_ndpy_says_what_to_do():
@@ -326,11 +253,13 @@ def test_without_cffi_the_doctor_says_what_to_do():
 
 
 def test_the_checker_sees_imports_inside_of_functions_and_whose_they_are():
-    sample = "def f():\n    from ndpy.verbs import adapter\n    import ndpy.cli\n    from ndpy import verbs, errors\n"
+    sample = "def f():\n    from ndpy.platforms.verbs import adapter\n    import ndpy.tools\n    from ndpy import cache, errors\n"
     assert imports_of(sample) == [
-        ("ndpy.verbs.adapter", False), ("ndpy.cli", False), ("ndpy.verbs", False), ("ndpy.errors", False)
+        ("ndpy.platforms.verbs.adapter", False), ("ndpy.tools", False), ("ndpy.cache", False), ("ndpy.errors", False)
     ]  # fmt: skip
-    assert imports_of("if TYPE_CHECKING:\n    from ndpy.info import Gid\n") == [("ndpy.info", True)]
+    assert imports_of("if TYPE_CHECKING:\n    from ndpy.vocabulary.info import Gid\n") == [
+        ("ndpy.vocabulary.info", True)
+    ]
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -378,13 +307,14 @@ def test_import_loads_no_rdma_library_and_none_of_the_tools():
     found = run(
         "import ndpy, sys; maps = open('/proc/self/maps').read();"
         "print([n for n in ('libibverbs', 'librdmacm') if n in maps],"
-        "[n for n in ('rich', 'click', 'asyncio', 'psutil', 'ndpy.cli') if n in sys.modules])"
+        "[n for n in ('rich', 'click', 'asyncio', 'psutil', 'ndpy.tools') if n in sys.modules])"
     )
     assert found.stdout.strip() == "[] []", found
 
 
 @pytest.mark.parametrize(
-    "module", [module for module in MODULES if folder_of(module) in LEAVES | PUBLIC | ON_TOP | CACHE]
+    "module",
+    [each for each in MODULES if floor_of(each) in {"errors", "vocabulary", "objects", "cache", "platforms", "ndk"}],
 )
 def test_modules_of_every_platform_need_no_other_package(module):
     """`import ndpy` loads these on Windows too."""

@@ -21,13 +21,14 @@ from click.testing import CliRunner
 from helpers import DEADLINE_S
 
 import ndpy
-from ndpy import Capability, platforms, system_files
-from ndpy.cli import main, sources
-from ndpy.doctor import linux
-from ndpy.doctor.findings import Verdict
-from ndpy.verbs import adapter_info, endpoint, interfaces, listening
-from ndpy.verbs.addresses import unpack_address
-from ndpy.verbs.native_calls import ffi, lib
+from ndpy import Capability, platforms
+from ndpy.platforms.verbs import adapter_info, endpoint, interfaces, listening
+from ndpy.platforms.verbs.addresses import unpack_address
+from ndpy.platforms.verbs.native_calls import ffi, lib
+from ndpy.tools.cli import main, sources
+from ndpy.tools.doctor import linux
+from ndpy.tools.doctor.findings import Verdict
+from ndpy.vocabulary import system_files
 
 DOWN, ACTIVE = lib.IBV_PORT_DOWN, lib.IBV_PORT_ACTIVE
 

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from ndpy import NetworkInterface
-from ndpy.networkdirect import interfaces
+from ndpy.platforms.networkdirect import interfaces
 
 
 @pytest.mark.parametrize(

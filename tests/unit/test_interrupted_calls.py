@@ -17,7 +17,7 @@ if sys.platform != "linux":
 from racing import DEADLINE_S, Elsewhere, Queue
 
 import ndpy
-from ndpy.verbs.native_calls import lib
+from ndpy.platforms.verbs.native_calls import lib
 
 FOLDER = os.path.dirname(ndpy.__file__)
 

@@ -17,8 +17,8 @@ from racing import DEADLINE_S, soon
 
 import ndpy
 from ndpy import Status
-from ndpy.verbs import adapter_info, connection
-from ndpy.verbs.native_calls import lib
+from ndpy.platforms.verbs import adapter_info, connection
+from ndpy.platforms.verbs.native_calls import lib
 
 DISCONNECTED = lib.RDMA_CM_EVENT_DISCONNECTED
 SERVER = ("127.0.0.1", 4791)

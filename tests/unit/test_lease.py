@@ -14,7 +14,7 @@ from collecting import in_next_collection
 from helpers import HAS_GIL
 
 from ndpy import Access, ClosedError, Lease, _core
-from ndpy.memory import address_of
+from ndpy.objects.memory import address_of
 
 ACCESS, SINK = int(Access.LOCAL_WRITE), int(Access.READ_SINK)
 

@@ -11,10 +11,10 @@ import struct
 import pytest
 
 import ndpy
-from ndpy import system_files
-from ndpy.doctor import linux_link
-from ndpy.doctor.link import LinkDescription
-from ndpy.info import port_in_use
+from ndpy.tools.doctor import linux_link
+from ndpy.tools.doctor.link import LinkDescription
+from ndpy.vocabulary import system_files
+from ndpy.vocabulary.info import port_in_use
 
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
 NET = "sys/class/net"

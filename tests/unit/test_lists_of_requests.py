@@ -37,9 +37,9 @@ from data_path_provider import (
 
 import ndpy
 from ndpy import Batch, CompletionArray, Flags, Status, _core
-from ndpy.completion import PostedRequests
-from ndpy.verbs.native_calls import ffi, lib
-from ndpy.work_queues import QueuePairLimits, WorkQueues
+from ndpy.objects.completion import PostedRequests
+from ndpy.objects.work_queues import QueuePairLimits, WorkQueues
+from ndpy.platforms.verbs.native_calls import ffi, lib
 
 FLUSHED, PROTECTION = 5, 4
 

@@ -21,8 +21,8 @@ from deadlines import DEADLINE_S
 from racing import Elsewhere
 
 import ndpy
-from ndpy.verbs.memory import VerbsMemoryRegion
-from ndpy.verbs.registering import QuickLengths
+from ndpy.platforms.verbs.memory import VerbsMemoryRegion
+from ndpy.platforms.verbs.registering import QuickLengths
 
 # Larger than begin_register() registers in the calling thread.
 LARGE = 1 << 16

@@ -16,7 +16,7 @@ import pytest
 
 import ndpy
 from ndpy import Pending
-from ndpy.pending import wait_or_cancel
+from ndpy.objects.pending import wait_or_cancel
 
 
 def test_it_ends_once():

@@ -17,7 +17,7 @@ from fake_adapter import DEADLINE_S, Adapter
 from perf_ends import report_of
 
 import ndpy
-from ndpy.cli.perf import loops
+from ndpy.tools.cli.perf import loops
 
 POST_NS, TAKE_NS = 700, 1100
 ITERATIONS, WARM_UP = 200, 3

@@ -16,13 +16,13 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from ndpy.cli import main
-from ndpy.cli.perf import plot, report
-from ndpy.cli.perf.end import pattern
-from ndpy.cli.perf.figures import PERCENTILES, Bandwidth, Distribution, Latency, Transfer
-from ndpy.cli.perf.limits import MaxLatency, MinRate, parse_max_us
-from ndpy.cli.perf.plan import ALL_SIZES, TESTS, Plan
-from ndpy.cli.perf.watch import Ended, Stalled, Watch
+from ndpy.tools.cli import main
+from ndpy.tools.cli.perf import plot, report
+from ndpy.tools.cli.perf.end import pattern
+from ndpy.tools.cli.perf.figures import PERCENTILES, Bandwidth, Distribution, Latency, Transfer
+from ndpy.tools.cli.perf.limits import MaxLatency, MinRate, parse_max_us
+from ndpy.tools.cli.perf.plan import ALL_SIZES, TESTS, Plan
+from ndpy.tools.cli.perf.watch import Ended, Stalled, Watch
 
 SEED = 20240229
 

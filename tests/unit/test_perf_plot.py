@@ -6,10 +6,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from ndpy.cli.perf import plot
-from ndpy.cli.perf.figures import Bandwidth, Distribution, Latency, Transfer
-from ndpy.cli.perf.plan import ALL_SIZES
-from ndpy.cli.perf.report import Run
+from ndpy.tools.cli.perf import plot
+from ndpy.tools.cli.perf.figures import Bandwidth, Distribution, Latency, Transfer
+from ndpy.tools.cli.perf.plan import ALL_SIZES
+from ndpy.tools.cli.perf.report import Run
 
 SEED = 20240229
 DETAILS = {"provider": "verbs", "transport": "RoCE", "events": False, "inline": 0}

@@ -8,10 +8,10 @@ import pytest
 from fake_adapter import DEADLINE_S
 from perf_ends import report_of
 
-from ndpy.cli.channel import Channel, encode
-from ndpy.cli.perf import client, server
-from ndpy.cli.perf.plan import TESTS
-from ndpy.cli.perf.rounds import BEAT
+from ndpy.tools.cli.channel import Channel, encode
+from ndpy.tools.cli.perf import client, server
+from ndpy.tools.cli.perf.plan import TESTS
+from ndpy.tools.cli.perf.rounds import BEAT
 
 STEPS = 250
 FAST = 10
@@ -19,8 +19,8 @@ FAST = 10
 
 @pytest.fixture(autouse=True)
 def each_progress_is_told(monkeypatch):
-    monkeypatch.setattr("ndpy.cli.perf.rounds._BEAT_S", 0.0)
-    monkeypatch.setattr("ndpy.cli.perf.loops._TICK_NS", 0)
+    monkeypatch.setattr("ndpy.tools.cli.perf.rounds._BEAT_S", 0.0)
+    monkeypatch.setattr("ndpy.tools.cli.perf.loops._TICK_NS", 0)
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ def test_a_long_warm_up_is_progress(perf, serving, beats, test):
 def test_a_warm_up_of_any_length_needs_no_more_memory_than_a_part(perf, monkeypatch):
     counts = []
     room = client._room
-    monkeypatch.setattr("ndpy.cli.perf.client._LARGEST_PART", 32)
-    monkeypatch.setattr("ndpy.cli.perf.client._room", lambda count: counts.append(count) or room(count))
+    monkeypatch.setattr("ndpy.tools.cli.perf.client._LARGEST_PART", 32)
+    monkeypatch.setattr("ndpy.tools.cli.perf.client._room", lambda count: counts.append(count) or room(count))
     perf("write_lat", "--iterations", 1, "--warm-up", 1000, "--size", 8)
     assert sum(counts) == 1001
     assert max(counts) <= 32
@@ -104,7 +104,7 @@ def test_ctrl_c_in_both_directions_says_that_the_figures_are_of_one(perf, tmp_pa
         if next(shown) == 200:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("ndpy.cli.perf.report.Bar.show", interrupt)
+    monkeypatch.setattr("ndpy.tools.cli.perf.report.Bar.show", interrupt)
     files = ["--json", tmp_path / "out.json", "--csv", tmp_path / "out.csv"]
     output = perf(test, "--bidirectional", "--duration", 20, "--size", 8, *files, status=130)
     assert "8 bytes: interrupted; the figures are of this side's direction only, not the sum of both" in output
@@ -116,7 +116,7 @@ def test_ctrl_c_in_one_direction_says_nothing_of_directions(perf, monkeypatch):
     def interrupt(self, part):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ndpy.cli.perf.report.Bar.show", interrupt)
+    monkeypatch.setattr("ndpy.tools.cli.perf.report.Bar.show", interrupt)
     assert "direction" not in perf("write_bw", "--duration", 20, "--size", 8, status=130)
 
 

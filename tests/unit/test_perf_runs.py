@@ -16,10 +16,10 @@ from perf_ends import report_of
 
 import ndpy
 from ndpy import Capability
-from ndpy.cli import main
-from ndpy.cli.channel import Channel
-from ndpy.cli.perf import loops
-from ndpy.cli.perf.plan import TESTS
+from ndpy.tools.cli import main
+from ndpy.tools.cli.channel import Channel
+from ndpy.tools.cli.perf import loops
+from ndpy.tools.cli.perf.plan import TESTS
 
 LATENCY = [name for name, test in TESTS.items() if test.is_latency]
 BANDWIDTH = [name for name, test in TESTS.items() if not test.is_latency]
@@ -183,7 +183,7 @@ def damaged(monkeypatch, operation, number):
 
 @pytest.mark.parametrize("test", ["write_bw", "send_bw", "read_bw"])
 def test_a_last_message_that_did_not_arrive_whole_is_an_error(perf, monkeypatch, test):
-    monkeypatch.setattr("ndpy.cli.perf.end._PAUSE_S", 0.001)
+    monkeypatch.setattr("ndpy.tools.cli.perf.end._PAUSE_S", 0.001)
     damaged(monkeypatch, test.partition("_")[0], 2)
     output = perf(test, *QUICK[:4], "--timeout", 1, "--size", 100, status=1)
     assert "100 bytes: the last message over queue pair 0 is not there: 1 of its 100 bytes differ" in output
@@ -218,7 +218,7 @@ def test_a_client_that_dies_frees_the_server(world, perf, serving, monkeypatch, 
     def die(*_):
         raise Died
 
-    monkeypatch.setattr("ndpy.cli.perf.report.Bar.show", die)
+    monkeypatch.setattr("ndpy.tools.cli.perf.report.Bar.show", die)
     monkeypatch.setattr("fake_adapter.QueuePair.close", lambda self: None)
     with pytest.raises(Died):
         CliRunner().invoke(
@@ -254,7 +254,7 @@ def test_ctrl_c_prints_what_there_is(perf, serving, tmp_path, monkeypatch, test)
         if self._done == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("ndpy.cli.perf.report.Bar.show", interrupt)
+    monkeypatch.setattr("ndpy.tools.cli.perf.report.Bar.show", interrupt)
     report = report_of(perf, tmp_path, test, "--duration", 0.6, "--size", 8, "--size", 16, status=130)
     assert report["interrupted"] and not report["passed"]
     assert [result["bytes"] for result in report["results"]] == [8, 16]
@@ -263,7 +263,7 @@ def test_ctrl_c_prints_what_there_is(perf, serving, tmp_path, monkeypatch, test)
 
 
 def test_a_server_of_another_version_says_so(perf, monkeypatch):
-    monkeypatch.setattr("ndpy.cli.perf.server.PROTOCOL", 77)
+    monkeypatch.setattr("ndpy.tools.cli.perf.server.PROTOCOL", 77)
     output = perf("write_lat", status=1)
     assert "this side speaks version 77 of the protocol of `ndpy perf`" in output
     assert "Install the same ndpy on both machines" in output
@@ -394,7 +394,7 @@ def test_the_last_message_goes_over_every_queue_pair_even_if_a_grant_comes_late(
 
 def test_a_missing_message_is_named_in_both_directions(perf, monkeypatch):
     """The side that misses it says so before the other side gives up."""
-    monkeypatch.setattr("ndpy.cli.perf.end.End.fill", lambda *_, **__: None)
+    monkeypatch.setattr("ndpy.tools.cli.perf.end.End.fill", lambda *_, **__: None)
     output = perf("send_bw", *QUICK[:4], "--timeout", 1, "--size", 100, "--bidirectional", status=1)
     assert "the last message over queue pair 0 is not there: " in output
 

@@ -18,7 +18,7 @@ from racing import Elsewhere, Points, soon, walk
 
 import ndpy
 from ndpy import Access
-from ndpy.verbs.memory import VerbsMemoryRegion
+from ndpy.platforms.verbs.memory import VerbsMemoryRegion
 
 
 def is_free(buffer: bytearray) -> bool:

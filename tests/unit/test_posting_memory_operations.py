@@ -14,7 +14,7 @@ from deadlines import DEADLINE_S
 
 import ndpy
 from ndpy import Access, Batch, Capability, Flags, FlushKind, Operation, RemoteMemory, Status
-from ndpy.verbs.native_calls import lib
+from ndpy.platforms.verbs.native_calls import lib
 
 SERVER = ("127.0.0.1", 4791)
 # Numbers of the interface of rdma-core 65.

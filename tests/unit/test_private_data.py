@@ -7,7 +7,7 @@ import array
 import pytest
 
 import ndpy
-from ndpy.connection_parameters import check_private_data
+from ndpy.objects.connection_parameters import check_private_data
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from ndpy.doctor.pseudonyms import Pseudonyms
+from ndpy.tools.doctor.pseudonyms import Pseudonyms
 
 IPV4 = [
     "10.1.2.3",

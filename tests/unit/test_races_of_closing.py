@@ -15,8 +15,8 @@ if sys.platform != "linux":
 from racing import DEADLINE_S, Elsewhere, Points, Queue, _Calls, walk
 
 import ndpy
-from ndpy.verbs import memory, queue_pair, shared_receive_queue
-from ndpy.verbs.native_calls import ffi, lib
+from ndpy.platforms.verbs import memory, queue_pair, shared_receive_queue
+from ndpy.platforms.verbs.native_calls import ffi, lib
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ if sys.platform != "linux":
 from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, soon, walk
 
 import ndpy
-from ndpy.verbs import completion_queue, poller
+from ndpy.platforms.verbs import completion_queue, poller
 
 # If a thread sleeps when it should not, this limit shows it before the call counts as hanging.
 WAIT_S = DEADLINE_S / 2

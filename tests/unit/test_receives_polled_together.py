@@ -19,7 +19,7 @@ from data_path_provider import NUMBER, WC_GRH, WC_RECV, WC_SEND, WC_WITH_INV, Pr
 from test_lists_of_requests import PROTECTION, Queue, Queues, Region, in_flight, receives
 
 from ndpy import CompletionArray
-from ndpy.verbs.native_calls import ffi, lib
+from ndpy.platforms.verbs.native_calls import ffi, lib
 
 OTHER_NUMBER = NUMBER + 1
 DEPTH = 100

@@ -16,8 +16,8 @@ from deadlines import DEADLINE_S
 
 import ndpy
 from ndpy import Access, Batch, Flags
-from ndpy.verbs.native_calls import ffi
-from ndpy.verbs.shared_receive_queue import VerbsSharedReceiveQueue
+from ndpy.platforms.verbs.native_calls import ffi
+from ndpy.platforms.verbs.shared_receive_queue import VerbsSharedReceiveQueue
 
 REMOTE = ndpy.RemoteMemory(0x90000, 256, 9)
 SIZES: Any = {"max_initiator_sge": 3, "max_receive_sge": 3, "inline_data_size": 64}

@@ -21,7 +21,7 @@ from ndpy._verbs import ffi, lib
 
 import ndpy
 from ndpy import Access, Capability, ndk
-from ndpy.verbs import memory
+from ndpy.platforms.verbs import memory
 
 LOCAL, READ, WRITE = lib.IBV_ACCESS_LOCAL_WRITE, lib.IBV_ACCESS_REMOTE_READ, lib.IBV_ACCESS_REMOTE_WRITE
 BIND, ON_DEMAND = lib.IBV_ACCESS_MW_BIND, lib.IBV_ACCESS_ON_DEMAND
@@ -430,7 +430,7 @@ def test_allocated_memory_is_kept_from_children_where_they_would_endanger_it(fak
 
 
 def test_memory_can_be_allocated_without_rdma_libraries(monkeypatch):
-    from ndpy.verbs import native_calls
+    from ndpy.platforms.verbs import native_calls
 
     monkeypatch.setattr(native_calls, "_loaded", False)
     monkeypatch.setenv("NDPY_LIBIBVERBS", "/nonexistent")

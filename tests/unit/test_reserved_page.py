@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ndpy.verbs import reserved_page
+from ndpy.platforms.verbs import reserved_page
 
 
 @pytest.mark.parametrize("page", [4096, 16384, 65536])

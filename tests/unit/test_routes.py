@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 import ndpy
-from ndpy import routes
-from ndpy.addresses import listening_addresses
-from ndpy.routes import find_route
+from ndpy.vocabulary import routes
+from ndpy.vocabulary.addresses import listening_addresses
+from ndpy.vocabulary.routes import find_route
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Linux's errnos, and a host model that is not Windows'")
 

@@ -18,8 +18,8 @@ from racing import DEADLINE_S, soon
 
 import ndpy
 from ndpy import Access, Notify, RetryPolicy, Status
-from ndpy.verbs import adapter_info, connection
-from ndpy.verbs.endpoint import with_defaults
+from ndpy.platforms.verbs import adapter_info, connection
+from ndpy.platforms.verbs.endpoint import with_defaults
 
 QUIET_S = 0.2
 

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from ndpy.cli import serving
+from ndpy.tools.cli import serving
 
 FAR = "198.51.100.77"
 

@@ -18,8 +18,8 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("the scripts are for Linux", allow_module_level=True)
 
-from ndpy.softroce import tools
-from ndpy.verbs import distribution
+from ndpy.platforms.verbs import distribution
+from ndpy.tools.machines import tools
 
 RIG = Path(__file__).parents[2] / "rig"
 if not RIG.is_dir():

@@ -17,8 +17,8 @@ import smoke_lies as lies
 from smoke_lies import Bed, judge
 
 import ndpy
-from ndpy.cli.smoke.catalog import Verdict, load
-from ndpy.verbs import softverbs
+from ndpy.platforms.verbs import softverbs
+from ndpy.tools.cli.smoke.catalog import Verdict, load
 
 if not softverbs.is_there():
     pytest.skip("this installation has no softverbs", allow_module_level=True)
@@ -168,7 +168,7 @@ def test_every_check_is_tried_or_named():
 
 
 def test_a_single_wrong_byte_is_told_with_its_place():
-    from ndpy.cli.smoke.resources import difference
+    from ndpy.tools.cli.smoke.resources import difference
 
     expected = bytes(range(100))
     assert difference(expected, expected) == ""

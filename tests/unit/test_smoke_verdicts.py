@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 import pytest
 
 from ndpy import Capability
-from ndpy.cli.peers import PeerLost
-from ndpy.cli.smoke import report, runner
-from ndpy.cli.smoke.catalog import GROUPS, Check, Failure, Result, Skip, Verdict, load
-from ndpy.quirks import Quirk
+from ndpy.tools.cli.peers import PeerLost
+from ndpy.tools.cli.smoke import report, runner
+from ndpy.tools.cli.smoke.catalog import GROUPS, Check, Failure, Result, Skip, Verdict, load
+from ndpy.vocabulary.quirks import Quirk
 
 BOUNDS = "windows/write-past-end"
 

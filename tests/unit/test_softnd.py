@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from winsock import TCP, fake_winsock
 
 import ndpy
-from ndpy.cli import main
-from ndpy.networkdirect import softnd_installation, winsock_catalogue
+from ndpy.platforms.networkdirect import softnd_installation, winsock_catalogue
+from ndpy.tools.cli import main
 
 
 @pytest.fixture
@@ -140,15 +140,15 @@ def test_without_windows_there_is_no_catalogue_to_change(tmp_path):
 
 
 def layout(tmp_path: Path, *files: str) -> Path:
-    for name in ("ndpy/networkdirect/softnd_installation.py", *files):
+    for name in ("ndpy/__init__.py", *files):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    return tmp_path / "ndpy/networkdirect"
+    return tmp_path / "ndpy"
 
 
-def test_the_dll_in_a_wheel_is_beside_the_package(tmp_path):
+def test_the_dll_in_a_wheel_is_in_the_package(tmp_path):
     package = layout(tmp_path, "ndpy/networkdirect/softnd.dll")
-    assert softnd_installation.find(package) == package / "softnd.dll"
+    assert softnd_installation.find(package) == package / "networkdirect/softnd.dll"
 
 
 def test_the_dll_in_a_checkout_is_what_make_softnd_builds(tmp_path):

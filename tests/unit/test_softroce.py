@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ndpy import system_files
-from ndpy.cli import main
-from ndpy.softroce import SetupError, kernel_log, links, tools, vm
-from ndpy.softroce import run as runner
-from ndpy.verbs import distribution
+from ndpy.platforms.verbs import distribution
+from ndpy.tools.cli import main
+from ndpy.tools.machines import SetupError, kernel_log, links, tools, vm
+from ndpy.tools.machines import run as runner
+from ndpy.vocabulary import system_files
 
 if sys.platform != "linux":
     pytest.skip("software adapters of the kernel are Linux's", allow_module_level=True)
@@ -482,6 +482,6 @@ def test_records_arrive_in_pieces_and_twice_and_count_once():
 
 
 def test_importing_the_command_line_imports_no_subcommand():
-    code = "import sys, ndpy.cli; print([m for m in sys.modules if m.startswith('ndpy.cli.')])"
+    code = "import sys, ndpy.tools.cli; print(sorted(m for m in sys.modules if m.startswith('ndpy.tools.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout.strip() == "['ndpy.cli.standard_output']"
+    assert done.stdout.strip() == "['ndpy.tools.cli', 'ndpy.tools.standard_output']"

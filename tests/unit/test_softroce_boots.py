@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ndpy.softroce import SetupError, kvm, tools, vm
+from ndpy.tools.machines import SetupError, kvm, tools, vm
 
 if sys.platform != "linux":
     pytest.skip("the VM is run by Linux", allow_module_level=True)

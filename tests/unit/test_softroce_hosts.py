@@ -11,9 +11,9 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from ndpy.cli import main
-from ndpy.softroce import SetupError, hosts, tools, vm
-from ndpy.softroce import run as runner
+from ndpy.tools.cli import main
+from ndpy.tools.machines import SetupError, hosts, tools, vm
+from ndpy.tools.machines import run as runner
 
 if sys.platform != "linux":
     pytest.skip("the VM is run by Linux", allow_module_level=True)
@@ -62,11 +62,11 @@ time.sleep(600)
 PROGRAM = """
 import sys
 from pathlib import Path
-from ndpy.softroce import tools
+from ndpy.tools.machines import tools
 tools.missing = lambda programs: {}
 tools.find = lambda name: sys.argv[1]
 tools.find_kernel = lambda *arguments: tools.Kernel("7.2.13", Path("/boot/vmlinuz-7.2.13"))
-from ndpy.cli import main
+from ndpy.tools.cli import main
 main(["softroce", "run", "--hosts", "2", "--no-kvm", "--", "true"])
 """
 

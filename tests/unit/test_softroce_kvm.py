@@ -6,7 +6,7 @@ import sys
 import psutil
 import pytest
 
-from ndpy.softroce import kvm, vm
+from ndpy.tools.machines import kvm, vm
 
 if sys.platform != "linux":
     pytest.skip("KVM is Linux's", allow_module_level=True)

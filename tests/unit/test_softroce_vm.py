@@ -13,8 +13,8 @@ import psutil
 import pytest
 from helpers import only_under_stress
 
-from ndpy.softroce import SetupError, tools, vm
-from ndpy.softroce import run as runner
+from ndpy.tools.machines import SetupError, tools, vm
+from ndpy.tools.machines import run as runner
 
 if sys.platform != "linux":
     pytest.skip("software adapters of the kernel are Linux's", allow_module_level=True)
@@ -56,7 +56,7 @@ def expected_output():
 
 
 SEVERAL_COMMANDS = """
-    from ndpy.cli import main
+    from ndpy.tools.cli import main
 
     def ndpy(*words):
         try:
@@ -173,7 +173,7 @@ def test_vm_that_panics_or_has_an_oops_while_it_boots_is_booted_again(tmp_path, 
     qemu = tmp_path / "qemu-system-x86_64"
     qemu.write_text(ONE_BOOT_WITHOUT_INIT.format(python=sys.executable, qemu=tools.find("qemu-system-x86_64")))
     qemu.chmod(0o755)
-    script = resources.files("ndpy.softroce").joinpath("guest.sh").read_text("utf-8")
+    script = resources.files("ndpy.tools.machines").joinpath("guest.sh").read_text("utf-8")
     before, begin, rest = script.partition("# 128: ")
     (tmp_path / "guest.sh").write_text(before + OOPS_OF_THE_SECOND_BOOT.format(folder=tmp_path) + begin + rest)
     monkeypatch.setattr(vm.resources, "files", lambda package: tmp_path)

@@ -23,14 +23,15 @@ import ndpy
 if sys.platform != "linux":
     pytest.skip("softverbs is for Linux", allow_module_level=True)
 
-from ndpy import platforms, quirks, system_files
-from ndpy.cli import main
-from ndpy.cli import soft as command
-from ndpy.doctor import describe_link, linux
-from ndpy.doctor.findings import Verdict
-from ndpy.quirks import Quirk
-from ndpy.verbs import adapter_info, device_files, endpoint, native_calls, probing, softverbs
-from ndpy.verbs.interfaces import Interfaces, Place
+from ndpy import platforms
+from ndpy.platforms.verbs import adapter_info, device_files, endpoint, native_calls, probing, softverbs
+from ndpy.platforms.verbs.interfaces import Interfaces, Place
+from ndpy.tools.cli import main
+from ndpy.tools.cli import soft as command
+from ndpy.tools.doctor import describe_link, linux
+from ndpy.tools.doctor.findings import Verdict
+from ndpy.vocabulary import quirks, system_files
+from ndpy.vocabulary.quirks import Quirk
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -155,7 +156,7 @@ def test_a_checker_may_let_the_list_have_it_for_a_while(fake, soft, monkeypatch)
 @pytest.fixture
 def place(tmp_path):
     """A package's folder of the libraries, as in an installation."""
-    folder = tmp_path / "ndpy/verbs/soft"
+    folder = tmp_path / "ndpy/platforms/verbs/soft"
     folder.mkdir(parents=True)
     return folder
 
@@ -257,7 +258,7 @@ def test_removal_leaves_the_files_of_softverbs_alone(soft, bare, tmp_path):
 
 
 def test_memory_is_not_kept_from_children_for_it(bare, soft):
-    from ndpy.verbs import allocation
+    from ndpy.platforms.verbs import allocation
 
     with soft.open():
         assert not allocation._is_shared_with_children()
@@ -469,8 +470,8 @@ def test_the_smoke_test_says_that_it_is_software(bare, soft, tmp_path):
 def soft_command(folder, *words, code="", **environment):
     """Run `ndpy soft` as a command whose libraries are in this folder."""
     program = (
-        f"import pathlib, sys; from ndpy.verbs import softverbs; softverbs.folder = lambda: pathlib.Path({str(folder)!r})\n"
-        f"{code}\nfrom ndpy.cli import main; main()"
+        f"import pathlib, sys; from ndpy.platforms.verbs import softverbs; softverbs.folder = lambda: pathlib.Path({str(folder)!r})\n"
+        f"{code}\nfrom ndpy.tools.cli import main; main()"
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NDPY_", "LD_LIBRARY"))}
     return subprocess.run(

@@ -17,13 +17,13 @@ FULL = (
 # The command `ndpy devices`, replaced by another function.
 OTHER = """
 import sys
-import ndpy.cli.devices
-from ndpy.cli import main
+import ndpy.tools.cli.devices
+from ndpy.tools.cli import main
 
 def other(**options):
     {body}
 
-ndpy.cli.devices.command.callback = other
+ndpy.tools.cli.devices.command.callback = other
 main(["devices"])
 """
 
@@ -78,9 +78,9 @@ def test_no_command_takes_it_for_a_failure_of_its_own(full):
 
 def test_what_a_command_in_a_vm_prints_counts_too(full):
     program = """
-from ndpy.cli import main
-from ndpy.softroce import run
-from ndpy.softroce.place import Place
+from ndpy.tools.cli import main
+from ndpy.tools.machines import run
+from ndpy.tools.machines.place import Place
 
 run.run = lambda request, say: Place().out(b"text") or 0
 main(["softroce", "run", "true"])

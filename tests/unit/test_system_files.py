@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ndpy import system_files
+import ndpy
+from ndpy.vocabulary import system_files
 
-PACKAGE = Path(system_files.__file__).parent
+PACKAGE = Path(ndpy.__file__).parent
 # They open devices of this machine's kernel, and do not describe the machine.
-OPEN_DEVICES = {"softroce/kernel_log.py", "softroce/kvm.py"}
+OPEN_DEVICES = {"tools/machines/kernel_log.py", "tools/machines/kvm.py"}
 
 
 def test_only_one_module_knows_where_the_system_has_its_files():

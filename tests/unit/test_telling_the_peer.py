@@ -15,9 +15,9 @@ from racing import DEADLINE_S, Elsewhere, soon
 
 import ndpy
 from ndpy import Endpoint
-from ndpy.connection import Connector
-from ndpy.verbs import connection
-from ndpy.verbs.native_calls import ffi, lib
+from ndpy.objects.connection import Connector
+from ndpy.platforms.verbs import connection
+from ndpy.platforms.verbs.native_calls import ffi, lib
 
 SERVER = ("127.0.0.1", 4791)
 

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from ndpy.cli.smoke.views import View, describe, disagreements, plain, translated_control
-from ndpy.doctor.ends import agreement, compare, roce_payload
-from ndpy.doctor.findings import Verdict
-from ndpy.doctor.link import LinkDescription
+from ndpy.tools.cli.smoke.views import View, describe, disagreements, plain, translated_control
+from ndpy.tools.doctor.ends import agreement, compare, roce_payload
+from ndpy.tools.doctor.findings import Verdict
+from ndpy.tools.doctor.link import LinkDescription
 
 GOOD = LinkDescription(
     adapter="mlx5_0", transport="RoCE", addresses=("192.0.2.1",), port=1, port_state="active", link_layer="Ethernet",

@@ -17,8 +17,8 @@ from racing import Elsewhere
 
 import ndpy
 from ndpy import Access, Endpoint, Status
-from ndpy.verbs import queue_pair as queue_pairs
-from ndpy.verbs.native_calls import lib
+from ndpy.platforms.verbs import queue_pair as queue_pairs
+from ndpy.platforms.verbs.native_calls import lib
 
 SERVER = ("127.0.0.1", 4791)
 

@@ -190,7 +190,7 @@ def test_the_removal_of_the_device_at_any_point_of_the_close_of_a_queue_pair_doe
 
 @pytest.mark.parametrize("kind", ["IBV_EVENT_QP_FATAL", "IBV_EVENT_COMM_EST"])
 def test_an_event_of_a_queue_pair_at_any_point_of_its_close_finds_no_freed_memory(fake, adapter, points, kind):
-    from ndpy.verbs.native_calls import lib
+    from ndpy.platforms.verbs.native_calls import lib
 
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter, receives=4)
@@ -265,7 +265,7 @@ def test_a_close_that_a_waiting_thread_holds_up_loses_nothing(fake, adapter, mon
     # As if a thread were in the wait and did not get to run.
     waiter = scene.queue._native_new_waiter()
     scene.queue._waiters.append(waiter)
-    monkeypatch.setattr("ndpy.completion_queue._LEAVE_S", GRACE_S)
+    monkeypatch.setattr("ndpy.objects.completion_queue._LEAVE_S", GRACE_S)
     with pytest.raises(ndpy.DeviceBusyError, match="does not leave"):
         scene.queue.close()
     scene.queue._waiters.remove(waiter)

@@ -17,7 +17,7 @@ if sys.platform != "linux":
 from racing import DEADLINE_S, Elsewhere, soon, walk
 
 import ndpy
-from ndpy.verbs.native_calls import lib
+from ndpy.platforms.verbs.native_calls import lib
 
 WAIT_S = DEADLINE_S / 2
 SERVER = ("127.0.0.1", 4000)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from ndpy.weak_set import SharedWeakSet
+from ndpy.vocabulary.weak_set import SharedWeakSet
 
 
 class Thing:

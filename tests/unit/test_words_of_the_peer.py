@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from ndpy import Operation, Status
-from ndpy.cli.channel import BadRequest, Channel, printable
-from ndpy.cli.peers import PeerDescription, PeerLost, PeerRefused
-from ndpy.cli.smoke.peer import Peer, read_completions, read_link
-from ndpy.cli.smoke.server import PROTOCOL, ClientSession
+from ndpy.tools.cli.channel import BadRequest, Channel, printable
+from ndpy.tools.cli.peers import PeerDescription, PeerLost, PeerRefused
+from ndpy.tools.cli.smoke.peer import Peer, read_completions, read_link
+from ndpy.tools.cli.smoke.server import PROTOCOL, ClientSession
 
 HELLO = {
     "version": "0.1.0", "host": "b", "system": "Linux 6.1", "adapter": "rxe0", "provider": "verbs", "driver": "rdma_rxe",
@@ -28,7 +28,7 @@ def peer_that_says(monkeypatch):
 
     def begin(*answers):
         ours, theirs = socket.socketpair()
-        monkeypatch.setattr("ndpy.cli.peers.dial", lambda *arguments: ours)
+        monkeypatch.setattr("ndpy.tools.cli.peers.dial", lambda *arguments: ours)
         server = Channel(theirs, line_limit=1 << 20)
         opened.append(server)
 
@@ -106,7 +106,7 @@ def test_a_description_that_makes_no_sense_fails_the_check(link):
 
 def test_a_view_has_addresses_only(peer_that_says):
     peer = peer_that_says(HELLO, {"own": STEERS, "other": {"x": 1}, "own_gid": 5, "other_gid": "192.0.2.1"})
-    from ndpy.cli.smoke.peer import PeerConnectionEnd
+    from ndpy.tools.cli.smoke.peer import PeerConnectionEnd
 
     far = PeerConnectionEnd.__new__(PeerConnectionEnd)
     far.peer, far.number = peer, 1

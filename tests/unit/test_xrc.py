@@ -13,9 +13,9 @@ if sys.platform != "linux":
 
 import ndpy
 from ndpy import Access, Batch, Capability, CompletionArray, Flags, Operation, QueuePairType, Status, XrcDestination
-from ndpy.endpoint import Endpoint
-from ndpy.queue_pair_attributes import AddressVector, QueuePairState
-from ndpy.verbs import queue_pair as queue_pairs
+from ndpy.platforms.verbs import queue_pair as queue_pairs
+from ndpy.vocabulary.endpoint import Endpoint
+from ndpy.vocabulary.queue_pair_attributes import AddressVector, QueuePairState
 
 GID = bytes(range(16))
 

@@ -11,8 +11,9 @@ from defects import skip_where
 from processes import foreign_environment
 from programs import built
 
-from ndpy import Capability, quirks
-from ndpy.quirks import Quirk
+from ndpy import Capability
+from ndpy.vocabulary import quirks
+from ndpy.vocabulary.quirks import Quirk
 
 PROGRAMS = Path(__file__).with_name("programs")
 AS_SPECIFIED, OTHERWISE = 0, 1

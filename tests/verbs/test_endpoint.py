@@ -11,7 +11,7 @@ from helpers import ask, assert_quiet, contexts, create_end, establish, memory, 
 
 import ndpy
 from ndpy import Access, Endpoint, QueuePairState, Status
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 
 @pytest.fixture

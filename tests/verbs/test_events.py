@@ -12,8 +12,8 @@ if sys.platform != "linux":
 
 from helpers import open_files
 
-from ndpy.resource import Orphans
-from ndpy.verbs.events import EventThread
+from ndpy.objects.resource import Orphans
+from ndpy.platforms.verbs.events import EventThread
 
 
 def test_waking_it_while_it_is_stopped_touches_no_closed_descriptor():

@@ -23,8 +23,8 @@ if sys.platform != "linux":
 from deadlines import DEADLINE_S
 
 import ndpy
-from ndpy.verbs import monitor as module
-from ndpy.verbs.monitor import Monitor
+from ndpy.platforms.verbs import monitor as module
+from ndpy.platforms.verbs.monitor import Monitor
 
 PAGE = mmap.PAGESIZE
 PAGES = 8
@@ -279,7 +279,7 @@ def test_a_mapped_file_is_refused_by_name(monitor, tmp_path):
     path = tmp_path / "data"
     path.write_bytes(bytes(PAGE))
     with path.open("r+b") as file, mmap.mmap(file.fileno(), PAGE) as mapped:
-        address = ndpy.memory.address_of(memoryview(mapped))
+        address = ndpy.objects.memory.address_of(memoryview(mapped))
         with pytest.raises(ndpy.UnsupportedError, match=f"{path} is mapped there.*raw=True"):
             monitor.watch(address, address + PAGE)
 
@@ -301,7 +301,7 @@ def test_memory_of_a_memfd_is_refused(monitor):
     descriptor = os.memfd_create("shared-by-name")
     os.ftruncate(descriptor, PAGE)
     with mmap.mmap(descriptor, PAGE) as mapped:
-        address = ndpy.memory.address_of(memoryview(mapped))
+        address = ndpy.objects.memory.address_of(memoryview(mapped))
         with pytest.raises(ndpy.UnsupportedError, match="shared-by-name"):
             monitor.watch(address, address + PAGE)
     os.close(descriptor)
@@ -342,7 +342,7 @@ def test_a_monitor_that_cannot_be_had_says_why(monkeypatch, number, remedy):
 PROGRAM = """
 import ctypes, mmap, os, sys, time
 from types import SimpleNamespace
-from ndpy.verbs.monitor import Monitor
+from ndpy.platforms.verbs.monitor import Monitor
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]

@@ -8,7 +8,7 @@ from helpers import ask, create_end, establish, require
 from ndpy._verbs import ffi, lib
 
 from ndpy import Capability, RetryPolicy
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 POLICY = RetryPolicy(retry_count=5, rnr_retry_count=3, min_rnr_timer=20, ack_timeout=16)
 

@@ -13,7 +13,7 @@ from helpers import DEADLINE_S, sample, wait_until
 from processes import Process
 
 import ndpy
-from ndpy.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk
 
 NETDEVS = ("ndpyt0", "ndpyt1")
 ADDRESSES = ("203.0.113.1", "203.0.113.2")

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from helpers import only_under_stress
 
 import ndpy
-from ndpy.cli import main
-from ndpy.cli.smoke import catalog
+from ndpy.tools.cli import main
+from ndpy.tools.cli.smoke import catalog
 
 pytestmark = pytest.mark.timeout(240)
 SUMMARY = re.compile(r"smoke: (\d+) passed, (\d+) failed, (\d+) known, (\d+) skipped on (\S+) \((\w+)(?:, software)?\)")

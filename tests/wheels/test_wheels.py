@@ -39,9 +39,9 @@ WINDOWS_MODULE = "ndpy/_networkdirect.pyd"
 # The modules of the registration cache.
 LINUX_CORE, WINDOWS_CORE = "ndpy/_core.abi3.so", "ndpy/_core.pyd"
 SOFTND = "ndpy/networkdirect/softnd.dll"
-SOFTVERBS = "ndpy/verbs/soft/libsoftverbs.so"
+SOFTVERBS = "ndpy/platforms/verbs/soft/libsoftverbs.so"
 # They bring in softverbs under the names by which programs load it.
-NAMED_BY_PROGRAMS = ["ndpy/verbs/soft/libibverbs.so.1", "ndpy/verbs/soft/librdmacm.so.1"]
+NAMED_BY_PROGRAMS = ["ndpy/platforms/verbs/soft/libibverbs.so.1", "ndpy/platforms/verbs/soft/librdmacm.so.1"]
 MOST_OF_SOFTVERBS = 400 << 10
 # The libraries of Windows itself, and the interpreter's python3.dll.
 WINDOWS_LIBRARIES = {"kernel32.dll", "msvcrt.dll", "ws2_32.dll", "mswsock.dll", "iphlpapi.dll", "python3.dll"}
@@ -197,8 +197,8 @@ def test_wheels_carry_the_code_of_their_own_platform_and_are_the_same_otherwise(
     assert {
         "ndpy/py.typed",
         "ndpy/_core.pyi",
-        "ndpy/softroce/guest.sh",
-        "ndpy/cli/smoke/checks/windows.py",
+        "ndpy/tools/machines/guest.sh",
+        "ndpy/tools/cli/smoke/checks/windows.py",
     } <= linux.keys()
 
 

@@ -1,0 +1,957 @@
+"""An open adapter, from which all other objects are made."""
+
+from __future__ import annotations
+
+import abc
+import atexit
+import contextlib
+import functools
+import gc
+import mmap
+import operator
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from ndpy import _core, errors
+from ndpy.objects.adapter_thread import AdapterThread
+from ndpy.objects.completion_queue import CompletionQueue
+from ndpy.objects.connection import Connector
+from ndpy.objects.connection_parameters import RetryPolicy, check_private_data
+from ndpy.objects.datagram_listener import DatagramListener
+from ndpy.objects.datagram_queue_pair import MANAGER_QKEY, MAX_ANSWER_DATA, DatagramQueuePair
+from ndpy.objects.device_memory import DeviceMemory
+from ndpy.objects.events import AdapterEvent, EventStream
+from ndpy.objects.listener import Listener
+from ndpy.objects.memory import MemoryRegion, MemoryWindow, buffer_range, is_written
+from ndpy.objects.pending import Pending, wait_or_cancel
+from ndpy.objects.queue_pair import QueuePair
+from ndpy.objects.resource import Orphans, Resource, _serials, busy, prevent_close
+from ndpy.objects.shared_receive_queue import SharedReceiveQueue
+from ndpy.objects.timeouts import timeout
+from ndpy.objects.work_queues import QueuePairLimits
+from ndpy.objects.xrc import XrcDomain, XrcReceiveQueue, XrcSender
+from ndpy.vocabulary import quirks
+from ndpy.vocabulary.addresses import Address
+from ndpy.vocabulary.clock import DeviceClock
+from ndpy.vocabulary.counters import Counters
+from ndpy.vocabulary.flags import Access, Capability, CompletionDetails
+from ndpy.vocabulary.forking import renew_in_child
+from ndpy.vocabulary.info import AdapterInfo
+from ndpy.vocabulary.integers import integer
+from ndpy.vocabulary.queue_pair_attributes import QueuePairType
+from ndpy.vocabulary.weak_set import SharedWeakSet
+
+if TYPE_CHECKING:
+    from ndpy.objects.protection_domain import ProtectionDomain
+
+T = TypeVar("T")
+
+# Plain integers: an operation on members of an IntFlag takes a microsecond.
+_ON_DEMAND = Access.ON_DEMAND.value
+_RELAXED_ORDERING = Access.RELAXED_ORDERING.value
+_FLUSHES = (Access.FLUSH_GLOBAL | Access.FLUSH_PERSISTENT).value
+# The bits that belong to no flag.
+_NO_ACCESS = ~functools.reduce(operator.or_, (int(flag) for flag in Access.__members__.values()))
+
+_CAPABILITIES_OF_DETAILS = {
+    CompletionDetails.TIMESTAMP: Capability.TIMESTAMPS,
+    CompletionDetails.WALL_CLOCK: Capability.WALL_CLOCK_TIMESTAMPS,
+    CompletionDetails.FLOW_TAG: Capability.FLOW_TAGS,
+}
+
+_MADE_ELSEWHERE = {
+    QueuePairType.UD: "create_datagram_queue_pair()",
+    QueuePairType.XRC_SEND: "create_xrc_sender()",
+    QueuePairType.XRC_RECV: "XrcDomain.create_receiver()",
+}
+
+_SERVICES = {
+    QueuePairType.RC: Capability.RELIABLE_CONNECTIONS,
+    QueuePairType.UC: Capability.UNRELIABLE_CONNECTIONS,
+}
+
+_open_adapters: SharedWeakSet[Adapter] = SharedWeakSet()
+
+# How long close() waits for its turn to collect garbage.
+_COLLECTING_S = 1.0
+# How long close() waits for an event that the adapter's thread is handling.
+_HANDLING_S = 1.0
+
+
+def _collect_garbage() -> None:
+    """Run a whole garbage collection that begins after this call. Give up if the collector stays busy.
+
+    While another thread is inside a collection, gc.collect() returns at once and does nothing. That thread may stay
+    there, in somebody's finalizer.
+    """
+    own = threading.get_ident()
+    begun = False
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        nonlocal begun
+        begun = begun or (phase == "start" and info["generation"] == 2 and threading.get_ident() == own)
+
+    deadline = time.monotonic() + _COLLECTING_S
+    gc.callbacks.append(note)
+    try:
+        while True:
+            gc.collect()
+            if begun or time.monotonic() >= deadline:
+                return
+            time.sleep(0.001)
+    finally:
+        gc.callbacks.remove(note)
+
+
+@atexit.register
+def _on_exit() -> None:
+    for adapter in _open_adapters.members():
+        adapter._on_exit()
+
+
+class Adapter(_core.Adapter, Resource):
+    """An RDMA adapter, opened by open_adapter().
+
+    Objects that are made from it work together. They do not work with objects of another adapter. All its memory is in one
+    protection domain; create_protection_domain() makes more. The adapter has one background thread, which waits for connection
+    and device events. It costs nothing while there are no events.
+
+    While objects that were made from it are open, close() raises DeviceBusyError and the adapter stays open. close()
+    cancels registrations that are under way. It first closes objects that the program has dropped, if necessary by a
+    garbage collection.
+
+    Attributes:
+        info: the adapter's identity, limits and capabilities. See AdapterInfo.
+    Source: IND2Adapter (contract section B); ibv_open_device(3).
+    """
+
+    _release_order = 99
+    #: The result of an operation of this adapter. A platform may need another way to wait.
+    _pending_type: ClassVar[type[Pending[Any]]] = Pending
+
+    #: The platform's classes for the objects that an adapter makes.
+    _region_class: ClassVar[type[MemoryRegion]]
+    _window_class: ClassVar[type[MemoryWindow]]
+    _completion_queue_class: ClassVar[type[CompletionQueue]]
+    _shared_receive_queue_class: ClassVar[type[SharedReceiveQueue]]
+    _queue_pair_class: ClassVar[type[QueuePair]]
+    _datagram_queue_pair_class: ClassVar[Callable[..., DatagramQueuePair]]
+    _connector_class: ClassVar[type[Connector]]
+    _listener_class: ClassVar[type[Listener]]
+    _datagram_listener_class: ClassVar[Callable[..., DatagramListener]]
+    _protection_domain_class: ClassVar[Callable[..., ProtectionDomain]]
+    _device_memory_class: ClassVar[Callable[..., DeviceMemory]]
+    _xrc_domain_class: ClassVar[Callable[..., XrcDomain]]
+    _xrc_sender_class: ClassVar[Callable[..., XrcSender]]
+
+    #: None until _native_open() has made it.
+    _events: AdapterThread = None  # type: ignore[assignment]
+
+    def __init__(self, info: AdapterInfo) -> None:
+        self.info = info
+        #: The quirks of its driver and transport.
+        self._differences = quirks.differences(info)
+        #: Serial numbers of open objects except regions, and of calls that make objects. The collector clears weak
+        #: references before it calls finalizers. So an object that is about to be adopted is only in here.
+        self._open: set[int] = set()
+        self._children: weakref.WeakValueDictionary[int, Resource] = weakref.WeakValueDictionary()
+        #: Objects that the program dropped. The adapter's thread holds them too, so that it closes even the adapter
+        #: itself after the program drops it.
+        self._orphans = Orphans()
+        #: Its protection domains besides the first one.
+        self._domains: SharedWeakSet[ProtectionDomain] = SharedWeakSet()
+        #: Set by close(). From then on no object can be made.
+        self._closing = False
+        super().__init__(self)
+        try:
+            self._native_open()
+        except BaseException:
+            self._native_close()
+            raise
+        self._opened()
+
+    def _opened(self) -> None:
+        self._released = False
+        renew_in_child(self)
+        _open_adapters.add(self)
+
+    @property
+    def _device(self) -> Adapter:
+        """The adapter itself. Of a protection domain, the adapter that it was made from."""
+        return self
+
+    def _register_in_python(self, buffer: Any, access: Access, timeout_s: float | None) -> MemoryRegion:
+        """What register() leaves to Python."""
+        timeout_s = timeout(timeout_s)
+        if timeout_s is not None:
+            return wait_or_cancel(self.begin_register(buffer, access), timeout_s)
+
+        def make(adapter: Adapter) -> MemoryRegion:
+            region = adapter._new_region(buffer, access)
+            region._register_now()
+            return region
+
+        return self._make(make)
+
+    def begin_register(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> Pending[MemoryRegion]:
+        """Start to register. Many registrations may run at once. Together they take less time than one after the other.
+
+        If the Pending is cancelled, or the adapter is closed meanwhile, the Pending ends with CanceledError and there
+        is no region.
+
+        On Windows the provider's requests overlap. On Linux ibv_reg_mr(3) blocks, so up to four worker threads
+        register. A thread that waits in result() without a deadline helps. If the last such registration took at most 2
+        ms and no longer than a hand-off to a worker, this call registers before it returns.
+
+        Parameters:
+            buffer, access: see register().
+        Returns: a Pending of the region.
+        Raises: what register() raises for an impossible buffer or impossible rights. Any other error ends the Pending.
+        """
+        return self._make(lambda adapter: adapter._new_region(buffer, access)._native_begin_register())
+
+    def _new_region(self, buffer: Any, access: Access) -> MemoryRegion:
+        """Make a region. It is not registered yet."""
+        return self._region_class(self, *self._memory(buffer, access))
+
+    def _memory(self, buffer: Any, access: Access) -> tuple[Any, Any, int, int, Access]:
+        """Check memory and rights. Returns (object that keeps the memory in place, buffer, address, length, rights)."""
+        self._check()
+        access = self._known_access(access)
+        owner, address, length = buffer_range(buffer, is_written(access))
+        if length > self.info.max_registration_size:
+            raise errors.LimitExceededError(
+                f"{length} bytes are more than the {self.info.max_registration_size} that {self.info.name} registers at once"
+            )
+        return owner, buffer, address, length, access
+
+    def _known_access(self, access: int) -> Access:
+        """Check rights. Raises InvalidFlagsError for an unknown bit, UnsupportedError for one without support here."""
+        try:
+            bits = operator.index(access)
+        except TypeError:
+            raise TypeError(
+                f"access is a combination of Access flags, such as Access.LOCAL_WRITE | Access.REMOTE_READ, not {access!r:.80}"
+            ) from None
+        if bits & _NO_ACCESS:
+            raise errors.InvalidFlagsError(f"register: {bits:#x} has bits that are no Access flags")
+        if bits & _ON_DEMAND and Capability.ON_DEMAND_PAGING not in self.info.capabilities:
+            raise errors.UnsupportedError(
+                f"{self.info.name} ({self.info.driver}) has no on-demand paging; register without Access.ON_DEMAND",
+                operation="register",
+            )
+        if bits & _RELAXED_ORDERING and Capability.RELAXED_ORDERING not in self.info.capabilities:
+            raise errors.UnsupportedError(
+                f"{self.info.name} ({self.info.driver}) has no relaxed ordering; register without Access.RELAXED_ORDERING",
+                operation="register",
+            )
+        if bits & _FLUSHES:
+            for right, capability in (
+                (Access.FLUSH_GLOBAL, Capability.FLUSH),
+                (Access.FLUSH_PERSISTENT, Capability.FLUSH_PERSISTENT),
+            ):
+                if bits & right:
+                    self._require(capability, "register")
+        return Access(access)
+
+    def register_null(self) -> MemoryRegion:
+        """Make a region without memory. What the adapter writes there is dropped, and what it reads there are zeros.
+
+        So one element of a receive can skip a part of a message. Peers cannot use it. The region's address is 0 and its buffer is
+        None: region[0:n] is an element of n bytes.
+
+        Raises:
+            UnsupportedError: info.capabilities lacks NULL_REGIONS, as on every NetworkDirect adapter.
+        Source: ibv_alloc_null_mr(3).
+        """
+        self._require(Capability.NULL_REGIONS, "register null")
+        region: MemoryRegion = self._make(lambda adapter: adapter._native_register_null())
+        return region
+
+    def alloc_device_memory(self, length: int, *, alignment: int = 1) -> DeviceMemory:
+        """Allocate memory of the adapter itself. See DeviceMemory.
+
+        Parameters:
+            length: 1 to info.max_device_memory_size bytes.
+            alignment: a power of two that its address in the adapter is a multiple of.
+        Raises:
+            UnsupportedError: info.capabilities lacks DEVICE_MEMORY, as on every NetworkDirect adapter.
+            LimitExceededError: the length is out of range.
+            ValueError: the alignment is not a power of two.
+            InsufficientResourcesError: so much is not free.
+        Source: ibv_alloc_dm(3).
+        """
+        self._require(Capability.DEVICE_MEMORY, "alloc device memory")
+        self._limit("the length of device memory", length, self.info.max_device_memory_size)
+        if alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"an alignment is a power of two, not {alignment}")
+        return self._make(self._device_memory_class, length, alignment)
+
+    def register_at(self, buffer: Any, address: int, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
+        """Register memory for use at an address that the program chooses.
+
+        Elements and peers name the first byte by this address, so region.address is `address`, and so is that of
+        region.remote(). With 0 the addresses are offsets (a zero-based region). MemoryRegion.reregister() cannot change it.
+
+        Parameters:
+            buffer, access: as for register().
+            address: 0 to 2**64 - 1. It must have the same offset within a page as the memory; alloc() gives memory with the
+                offset 0.
+        Raises:
+            UnsupportedError: info.capabilities lacks CHOSEN_ADDRESS, as on every NetworkDirect adapter.
+            InvalidBufferError: the address is not possible for this memory.
+            Otherwise what register() raises.
+        Source: ibv_reg_mr_iova(3).
+        """
+        self._require(Capability.CHOSEN_ADDRESS, "register at")
+        owner, kept, start, length, access = self._memory(buffer, access)
+        if not 0 <= address <= (1 << 64) - length:
+            raise errors.InvalidBufferError(f"{length} bytes from {address:#x} on are not a range of addresses")
+        if (address - start) % mmap.PAGESIZE:
+            raise errors.InvalidBufferError(
+                f"the memory begins {start % mmap.PAGESIZE} bytes into a page, and the address {address:#x} "
+                f"{address % mmap.PAGESIZE} bytes; both need the same offset (alloc() gives memory with the offset 0)"
+            )
+        region: MemoryRegion = self._make(
+            lambda adapter: adapter._native_register_at(owner, kept, start, length, address, access)
+        )
+        return region
+
+    def register_implicit(self, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
+        """Make one region of all memory of the process, present and future (implicit on-demand paging).
+
+        No memory is pinned. The region's address is 0, so its offsets are addresses: region[address:address + length]
+        is an element of any memory. The caller keeps that memory until the requests that use it have completed. The
+        region's buffer is None.
+
+        Parameters:
+            access: see Access.
+        Raises:
+            UnsupportedError: info.capabilities lacks IMPLICIT_ON_DEMAND, as on every NetworkDirect adapter.
+        Source: ibv_reg_mr(3) with IBV_ACCESS_ON_DEMAND, address 0 and the length SIZE_MAX.
+        """
+        self._require(Capability.IMPLICIT_ON_DEMAND, "register implicit")
+        access = self._known_access(access | Access.ON_DEMAND)
+        region: MemoryRegion = self._make(lambda adapter: adapter._native_register_implicit(access))
+        return region
+
+    def register_dmabuf(
+        self, fd: int, offset: int, length: int, iova: int, access: Access = Access.LOCAL_WRITE
+    ) -> MemoryRegion:
+        """Register memory of a device, such as a GPU, that its driver exports as a dma-buf.
+
+        The region's buffer is None.
+
+        Parameters:
+            fd: a descriptor of the dma-buf. The caller may close it afterwards.
+            offset, length: the part of the dma-buf, in bytes.
+            iova: the address that elements and peers use for the first byte. It must have the same offset within a page
+                as `offset`.
+            access: see Access.
+        Raises:
+            UnsupportedError: info.capabilities lacks DMABUF, as on every NetworkDirect adapter.
+            InvalidBufferError: the offset, length or iova is not possible.
+            ProviderError: with EBADF if the descriptor is not a dma-buf.
+        Source: ibv_reg_dmabuf_mr(3).
+        """
+        self._require(Capability.DMABUF, "register dma-buf")
+        if length < 1 or offset < 0 or iova < 0 or max(offset, iova) + length > 1 << 64:
+            raise errors.InvalidBufferError(
+                f"{length} bytes at offset {offset} and iova {iova:#x} are not a range of memory"
+            )
+        access = self._known_access(access)
+        region: MemoryRegion = self._make(
+            lambda adapter: adapter._native_register_dmabuf(fd, offset, length, iova, access)
+        )
+        return region
+
+    def _require(self, capability: Capability, operation: str) -> None:
+        self._check()
+        if capability not in self.info.capabilities:
+            raise errors.UnsupportedError(
+                f"{self.info.name} ({self.info.driver}) cannot do it: info.capabilities has no {capability.name}",
+                operation=operation,
+            )
+
+    # ---- making objects ----
+
+    def create_protection_domain(self) -> ProtectionDomain:
+        """Make a protection domain, to keep memory of several clients apart. See ProtectionDomain.
+
+        Raises:
+            UnsupportedError: info.capabilities lacks PROTECTION_DOMAINS, as on every NetworkDirect adapter.
+            InsufficientResourcesError: the adapter has no room for it.
+        Source: ibv_alloc_pd(3).
+        """
+        self._require(Capability.PROTECTION_DOMAINS, "create protection domain")
+        return self._make(self._protection_domain_class)
+
+    def create_memory_window(self) -> MemoryWindow:
+        """Make a window. It grants nothing until QueuePair.bind() gives it memory.
+
+        Raises:
+            UnsupportedError: info.capabilities lacks MEMORY_WINDOWS.
+        Source: IND2Adapter::CreateMemoryWindow (contract E.1); ibv_alloc_mw(3).
+        """
+        self._check()
+        if Capability.MEMORY_WINDOWS not in self.info.capabilities:
+            raise errors.UnsupportedError(
+                f"{self.info.name} ({self.info.driver}) has no memory windows; register with remote access instead",
+                operation="create memory window",
+            )
+        return self._make(self._window_class)
+
+    def create_completion_queue(
+        self,
+        depth: int,
+        *,
+        overlapped_file: int | None = None,
+        details: CompletionDetails = CompletionDetails.NONE,
+        single_threaded: bool = False,
+    ) -> CompletionQueue:
+        """Make a completion queue.
+
+        Parameters:
+            depth: how many completions it holds, 1 to info.max_completion_queue_depth.
+            overlapped_file: only NetworkDirect version 2: this adapter's overlapped_file. CompletionQueue.notify() then
+                brings its packets to the program's own completion port.
+            details: what completions bring besides. Polling such a queue takes longer.
+            single_threaded: the adapter takes no lock for this queue. The program promises that one thread at a time uses it or
+                closes one of its queue pairs.
+        Raises:
+            LimitExceededError: the depth is out of range.
+            UnsupportedError: the adapter has no overlapped_file, or info.capabilities lacks what CompletionDetails names, or
+                SINGLE_THREADED_QUEUES.
+        Source: IND2Adapter::CreateCompletionQueue (contract G.1); ibv_create_cq(3), ibv_create_cq_ex(3).
+        """
+        self._check()
+        self._limit("a completion queue's depth", depth, self.info.max_completion_queue_depth)
+        if details or single_threaded:
+            self._require_extended_queues(details, single_threaded)
+            return self._make(self._completion_queue_class, depth, details, single_threaded)
+        if overlapped_file is None:
+            return self._make(self._completion_queue_class, depth)
+        self._native_overlapped_file()
+        return self._make(self._completion_queue_class, depth, overlapped_file)
+
+    def _require_extended_queues(self, details: CompletionDetails, single_threaded: bool) -> None:
+        operation = "create completion queue"
+        for detail, capability in _CAPABILITIES_OF_DETAILS.items():
+            if detail in CompletionDetails(details):
+                self._require(capability, operation)
+        if single_threaded:
+            self._require(Capability.SINGLE_THREADED_QUEUES, operation)
+
+    def create_shared_receive_queue(self, depth: int, *, max_sge: int = 1, threshold: int = 0) -> SharedReceiveQueue:
+        """Make a queue of receives for several queue pairs.
+
+        Parameters:
+            depth: how many receives it holds, 1 to info.max_shared_receive_queue_depth.
+            max_sge: the most elements of one receive, 1 to info.max_receive_sge.
+            threshold: 0 for none, at most depth. See SharedReceiveQueue.arm().
+        Raises:
+            LimitExceededError: a value is out of range.
+            UnsupportedError: info.capabilities lacks SHARED_RECEIVE_QUEUES.
+        Source: IND2Adapter::CreateSharedReceiveQueue (contract G.5); ibv_create_srq(3).
+        """
+        self._check()
+        if Capability.SHARED_RECEIVE_QUEUES not in self.info.capabilities:
+            raise errors.UnsupportedError(
+                f"{self.info.name} has no shared receive queues", operation="create shared receive queue"
+            )
+        self._check_shared_receive_queue(depth, max_sge, threshold)
+        return self._make(self._shared_receive_queue_class, depth, max_sge, threshold)
+
+    def create_queue_pair(
+        self,
+        receive_cq: CompletionQueue,
+        initiator_cq: CompletionQueue | None = None,
+        *,
+        receive_queue_depth: int = 64,
+        initiator_queue_depth: int = 64,
+        max_receive_sge: int = 1,
+        max_initiator_sge: int = 1,
+        inline_data_size: int = 0,
+        srq: SharedReceiveQueue | None = None,
+        type: QueuePairType = QueuePairType.RC,
+    ) -> QueuePair:
+        """Make a queue pair. It is not connected yet.
+
+        Parameters:
+            receive_cq: takes the completions of receives.
+            initiator_cq: takes the completions of all other requests. None for receive_cq.
+            receive_queue_depth, initiator_queue_depth, max_receive_sge, max_initiator_sge, inline_data_size: 0 to the
+                limit of that name in info.
+            srq: a shared receive queue. Then the queue pair has no receive queue of its own.
+            type: its transport service, for all of its life.
+        Raises:
+            LimitExceededError: a value is out of range.
+            UnsupportedError: the adapter has no queue pairs of this type.
+            ForeignObjectError: a queue belongs to another adapter.
+            InsufficientResourcesError: the adapter or the system has no room for it.
+        Source: IND2Adapter::CreateQueuePair (contract F.1); rdma_create_qp(3), ibv_create_qp(3).
+        """
+        self._check()
+        initiator_cq = initiator_cq or receive_cq
+        self._require_same_device(receive_cq, "the receive completion queue")
+        self._require_same_device(initiator_cq, "the initiator completion queue")
+        if srq is not None:
+            self._require_same_adapter(srq, "the shared receive queue")
+            if isinstance(srq, XrcReceiveQueue):
+                raise ValueError(
+                    "an XrcReceiveQueue takes what peers send to its number; no queue pair is created with it"
+                )
+        info = self.info
+        if not isinstance(type, QueuePairType):
+            raise TypeError(f"type is a QueuePairType, such as QueuePairType.UC, not {type!r:.80}")
+        if type in _MADE_ELSEWHERE:
+            raise ValueError(f"{_MADE_ELSEWHERE[type]} makes queue pairs of type {type.name}")
+        if _SERVICES[type] not in info.capabilities:
+            raise errors.UnsupportedError(
+                f"{info.name} has no queue pairs of type {type.name}", operation="create queue pair"
+            )
+        limits = QueuePairLimits(
+            receive_queue_depth if srq is None else 0,
+            initiator_queue_depth,
+            max_receive_sge,
+            max_initiator_sge,
+            inline_data_size,
+        )
+        self._check_limits(replace(limits, receive_queue_depth=receive_queue_depth))
+        with prevent_close(receive_cq, initiator_cq, srq):
+            return self._queue_pair_class(self, receive_cq, initiator_cq, limits, srq, type)
+
+    def create_datagram_queue_pair(
+        self,
+        receive_cq: CompletionQueue,
+        initiator_cq: CompletionQueue | None = None,
+        *,
+        receive_queue_depth: int = 64,
+        initiator_queue_depth: int = 64,
+        max_receive_sge: int = 1,
+        max_initiator_sge: int = 1,
+        inline_data_size: int = 0,
+        qkey: int = MANAGER_QKEY,
+        pkey_index: int = 0,
+    ) -> DatagramQueuePair:
+        """Make a queue pair for datagrams. It can send and receive at once.
+
+        Parameters:
+            receive_cq, initiator_cq: as for create_queue_pair().
+            receive_queue_depth, initiator_queue_depth, max_receive_sge, max_initiator_sge, inline_data_size: as for
+                create_queue_pair(). max_receive_sge is one less than info.max_receive_sge and 31 at most, because the header of
+                a datagram takes an element.
+            qkey: 0 to 2**32 - 1. It takes only datagrams that carry it. From 2**31 on it needs the privilege CAP_NET_RAW. The
+                default, MANAGER_QKEY, is that of the connection manager. That of ibv_ud_pingpong is 0x11111111.
+            pkey_index: which entry of the port's table of P_Keys the datagrams carry.
+        Raises:
+            UnsupportedError: info.capabilities lacks DATAGRAMS.
+            LimitExceededError, ForeignObjectError, InsufficientResourcesError: as for create_queue_pair().
+            ProviderError: the adapter refused the Q_Key or the P_Key.
+        Source: ibv_create_qp(3) with IBV_QPT_UD.
+        """
+        self._check()
+        info = self.info
+        if Capability.DATAGRAMS not in info.capabilities:
+            raise errors.UnsupportedError(f"{info.name} has no datagrams", operation="create queue pair")
+        initiator_cq = initiator_cq or receive_cq
+        self._require_same_device(receive_cq, "the receive completion queue")
+        self._require_same_device(initiator_cq, "the initiator completion queue")
+        limits = QueuePairLimits(
+            receive_queue_depth, initiator_queue_depth, max_receive_sge, max_initiator_sge, inline_data_size
+        )
+        self._check_limits(limits)
+        self._limit("max_receive_sge", max_receive_sge, min(info.max_receive_sge - 1, 31), least=0)
+        self._limit("qkey", qkey, 0xFFFFFFFF, least=0)
+        self._limit("pkey_index", pkey_index, 0xFFFF, least=0)
+        with prevent_close(receive_cq, initiator_cq):
+            return self._datagram_queue_pair_class(self, receive_cq, initiator_cq, limits, qkey, pkey_index)
+
+    def open_xrc_domain(self, path: str | os.PathLike[str] | None = None) -> XrcDomain:
+        """Open a domain of XRC. See XrcDomain.
+
+        Parameters:
+            path: a file that stands for the domain, so that other processes can open the same one. It is made if it does not
+                exist, and its content does not matter. None for a domain of this process.
+        Raises:
+            UnsupportedError: info.capabilities lacks XRC, as on rxe, siw, soft0 and every NetworkDirect adapter.
+            AccessViolationError, ProviderError: the file cannot be opened.
+            InsufficientResourcesError: the adapter or the system has no room for it.
+        Source: ibv_open_xrcd(3).
+        """
+        self._require(Capability.XRC, "open XRC domain")
+        return self._make(self._xrc_domain_class, path)
+
+    def create_xrc_sender(
+        self,
+        initiator_cq: CompletionQueue,
+        *,
+        initiator_queue_depth: int = 64,
+        max_initiator_sge: int = 1,
+        inline_data_size: int = 0,
+    ) -> XrcSender:
+        """Make the sending end of an extended reliable connection. It is not connected yet. See XrcSender.
+
+        Parameters:
+            initiator_cq: takes the completions of its requests.
+            initiator_queue_depth, max_initiator_sge, inline_data_size: as for create_queue_pair().
+        Raises:
+            UnsupportedError: info.capabilities lacks XRC.
+            LimitExceededError, ForeignObjectError, InsufficientResourcesError: as for create_queue_pair().
+        Source: ibv_create_qp(3) with IBV_QPT_XRC_SEND.
+        """
+        self._require(Capability.XRC, "create queue pair")
+        self._require_same_device(initiator_cq, "the initiator completion queue")
+        limits = QueuePairLimits(0, initiator_queue_depth, 0, max_initiator_sge, inline_data_size)
+        self._check_limits(limits)
+        with prevent_close(initiator_cq):
+            return self._xrc_sender_class(self, initiator_cq, limits)
+
+    def _check_shared_receive_queue(self, depth: int, max_sge: int, threshold: int) -> None:
+        self._limit("a shared receive queue's depth", depth, self.info.max_shared_receive_queue_depth)
+        self._limit("max_sge", max_sge, self.info.max_receive_sge)
+        self._limit("threshold", threshold, depth, least=0)
+
+    def _check_limits(self, limits: QueuePairLimits) -> None:
+        for name, value in vars(limits).items():
+            self._limit(name, value, getattr(self.info, f"max_{name.removeprefix('max_')}"), least=0)
+
+    def create_connector(self) -> Connector:
+        """Make a connector, which connects a queue pair of this side to a listener.
+
+        Source: IND2Adapter::CreateConnector (contract H.1); rdma_create_id(3).
+        """
+        self._check()
+        return self._make(self._connector_class)
+
+    def listen(self, address: Address, *, backlog: int = 128) -> Listener:
+        """Listen for connections.
+
+        Parameters:
+            address: (host, port). Host "" stands for every address of this adapter, and port 0 for a free port.
+            backlog: how many requests may wait. 0 means no limit. Further requests are refused. See Listener.refused.
+        Raises:
+            AddressInUseError: the port is taken.
+            AddressUnreachableError: the adapter does not have this address.
+        Source: IND2Listener (contract H.2); rdma_listen(3).
+        """
+        self._check()
+        return self._make(self._listener_class, address, backlog)
+
+    def listen_for_datagrams(
+        self, queue_pair: DatagramQueuePair, address: Address, *, private_data: bytes = b""
+    ) -> DatagramListener:
+        """Tell programs that ask at an address where a queue pair for datagrams is.
+
+        Parameters:
+            queue_pair: one whose qkey is MANAGER_QKEY, the default.
+            address: as for listen(). Ports of datagrams are others than those of connections.
+            private_data: up to 136 bytes, which each answer carries.
+        Raises:
+            ValueError: the queue pair has another qkey, so it would receive nothing.
+            AddressInUseError, AddressUnreachableError: as for listen().
+            LimitExceededError: there is too much private data.
+        Source: rdma_listen(3) and rdma_accept(3) in the port space RDMA_PS_UDP.
+        """
+        self._check()
+        self._require_same_device(queue_pair, "the queue pair")
+        queue_pair._require_manager_qkey("listen_for_datagrams")
+        data = check_private_data(private_data, MAX_ANSWER_DATA, "listen_for_datagrams")
+        with prevent_close(queue_pair):
+            return self._make(self._datagram_listener_class, queue_pair, address, data)
+
+    def _make(self, kind: Callable[..., T], *arguments: Any) -> T:
+        """Call kind(self, *arguments). The adapter stays open meanwhile. Raises ClosedError after close() began."""
+        number = next(_serials)
+        try:
+            # close() sets _closing before it looks for numbers. So one of the two sees the other.
+            self._open.add(number)
+            self._check()
+            if self._closing:
+                raise errors.ClosedError(f"{self._describe()} is being closed")
+            return kind(self, *arguments)
+        finally:
+            self._open.discard(number)
+
+    def _limit(self, what: str, value: int, maximum: int, least: int = 1) -> None:
+        if not least <= integer(value, what) <= maximum:
+            raise errors.LimitExceededError(f"{what} is {least} to {maximum} on {self.info.name}, not {value}")
+
+    # ---- what only one system has ----
+
+    def events(self) -> EventStream:
+        """Make a stream of the adapter's events from now on. See EventStream and EventKind.
+
+            with adapter.events() as events:
+                for event in events:
+                    print(event.kind.name, event.port, event.subject)
+
+        Raises:
+            UnsupportedError: info.capabilities lacks EVENTS.
+        Source: ibv_get_async_event(3).
+        """
+        self._check()
+        if Capability.EVENTS not in self.info.capabilities:
+            raise errors.UnsupportedError(f"{self.info.name} tells no events", operation="events")
+        return self._make(EventStream)
+
+    def _tell(self, event: AdapterEvent) -> None:
+        """Give an event to every stream."""
+        for child in self._open_children():
+            if isinstance(child, EventStream):
+                child._on_event(event)
+
+    def counters(self) -> Counters:
+        """Read the counters of the adapter's ports.
+
+        Returns: for each port's number a dictionary of the counters, with the names that the driver gives them. They count since
+            the driver was loaded, or since they were reset, for all programs. port_xmit_data and port_rcv_data count in units of
+            4 bytes. ndpy.vocabulary.counters.is_error() tells whether a name stands for what should not happen.
+        Raises:
+            UnsupportedError: info.capabilities lacks COUNTERS.
+        Source: /sys/class/infiniband/NAME/ports/PORT/counters and hw_counters; rdma-statistic(8).
+        """
+        self._check()
+        if Capability.COUNTERS not in self.info.capabilities:
+            raise errors.UnsupportedError(f"{self.info.name} has no counters", operation="counters")
+        return self._native_counters()
+
+    def clock(self) -> DeviceClock:
+        """Read the adapter's clock, in whose ticks Completion.timestamp is.
+
+        Raises:
+            UnsupportedError: info.capabilities lacks CLOCK, as on every NetworkDirect adapter.
+        Source: ibv_query_rt_values_ex(3).
+        """
+        self._require(Capability.CLOCK, "clock")
+        return self._native_clock()
+
+    @property
+    def port_state(self) -> str:
+        """The state of the port that connections use, as of the last event: "active" or "down". Linux only.
+
+        Raises:
+            UnsupportedError: on Windows.
+        Source: IBV_EVENT_PORT_ACTIVE and IBV_EVENT_PORT_ERR, ibv_get_async_event(3).
+        """
+        return self._native_port_state()
+
+    @property
+    def completion_port(self) -> int:
+        """The handle of the completion port on which the adapter's overlapped requests complete. Windows only.
+
+        Raises:
+            UnsupportedError: on Linux.
+        """
+        self._check()
+        return self._native_completion_port()
+
+    @property
+    def overlapped_file(self) -> int:
+        """The handle of an overlapped file for the program's own completion port (CreateIoCompletionPort).
+
+        A completion queue made on it reports to that port. See CompletionQueue.notify(). The file belongs to the
+        adapter and is closed with it.
+
+        Raises:
+            UnsupportedError: on Linux, and on NetworkDirect version 1, where an adapter has one file only.
+        Source: IND2Adapter::CreateOverlappedFile (contract C.1).
+        """
+        self._check()
+        return self._native_overlapped_file()
+
+    # ---- connecting ----
+
+    def connect(
+        self,
+        queue_pair: QueuePair,
+        address: Address,
+        *,
+        private_data: bytes = b"",
+        inbound_read_limit: int | None = None,
+        outbound_read_limit: int | None = None,
+        retry: RetryPolicy | None = None,
+        timeout_s: float | None = None,
+    ) -> Connector:
+        """Connect a queue pair and complete the connection in one call.
+
+        Parameters:
+            queue_pair, address, private_data, inbound_read_limit, outbound_read_limit, retry: see Connector.connect().
+            timeout_s: how long both steps may take together. None waits for ever.
+        Returns: the connector. The caller closes it.
+        Raises: what Connector.connect() and Connector.complete_connect() raise.
+        """
+        timeout_s = timeout(timeout_s)
+        end = time.monotonic() + (timeout_s or 0.0)
+        connector = self.create_connector()
+        try:
+            connector.connect(
+                queue_pair,
+                address,
+                private_data=private_data,
+                inbound_read_limit=inbound_read_limit,
+                outbound_read_limit=outbound_read_limit,
+                retry=retry,
+                timeout_s=timeout_s,
+            )
+            connector.complete_connect(None if timeout_s is None else max(0.0, end - time.monotonic()))
+        except BaseException:
+            connector.close()
+            raise
+        return connector
+
+    def _own_children(self) -> list[Resource]:
+        """The open objects that were made from this adapter. Other threads do not change this list."""
+        others = [child for reference in self._children.valuerefs() if (child := reference()) is not None]
+        return [*others, *self._open_regions()]
+
+    def _open_children(self) -> list[Resource]:
+        """The open objects that were made from this adapter and from its protection domains."""
+        return [child for adapter in (self, *self._domains.members()) for child in adapter._own_children()]
+
+    def _child(self, serial: int) -> Resource | None:
+        """The open object with this number, unless it is a region. It may belong to a protection domain."""
+        for adapter in (self, *self._domains.members()):
+            child = adapter._children.get(serial)
+            if child is not None:
+                return child
+        return None
+
+    def _refuse_if_used(self) -> None:
+        users = self._users_left()
+        if users:
+            # A queue pair and its connector refer to each other, so dropped ones wait for the garbage collector. The
+            # adapter's thread refers to an object while it handles an event.
+            with self._events.resting(_HANDLING_S):
+                _collect_garbage()
+            users = self._users_left()
+        if not users:
+            self._closing = True
+            users = self._users_left()
+        if users:
+            self._closing = False
+            raise busy(self, users)
+
+    def _users_left(self) -> list[str]:
+        self._events.make_calls()
+        self._orphans.close(again=True)
+        if not self._open and not self._has_regions:
+            return []
+        # An adapter and its protection domains have the same orphans.
+        orphans = [orphan for orphan in self._orphans.waiting() if self in (orphan._adapter, orphan._adapter._device)]
+        left = {*self._own_children(), *orphans} - {self}
+        return [child._describe() for child in left] or ["objects that are being made or released"]
+
+    def _adopt(self, orphan: Resource) -> None:
+        """Take over an object that was dropped without close(). Finalizers call this, so it only makes a note."""
+        self._orphans.add(orphan)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Make the adapter's thread close orphans. Safe in a finalizer."""
+        self._events.wake()
+
+    def _mark_removed(self) -> None:
+        """The device has gone: from now on all objects of this adapter raise DeviceRemovedError, except in close()."""
+        self._defunct = self._removed_error
+        # Before their objects, so that those that are being made see it.
+        for domain in self._domains.members():
+            domain._defunct = domain._removed_error
+        # Completion queues last: a poll that raises tells that posting is refused.
+        for child in sorted(self._open_children(), key=lambda child: isinstance(child, CompletionQueue)):
+            if not child._released:
+                child._defunct = child._removed_error
+        for child in self._open_children():
+            child._on_removed()
+
+    def _on_exit(self) -> None:
+        for child in self._own_children():
+            # Whatever happens, the interpreter ends.
+            with contextlib.suppress(Exception):
+                child._on_exit()
+
+    def _on_forked(self) -> None:
+        for child in [*self._own_children(), *self._orphans.take_all_in_child()]:
+            if child is not self:
+                child._on_forked()
+        super()._on_forked()
+
+    def _release(self) -> None:
+        self._native_stop_registering()
+        try:
+            # A registration may have succeeded just before.
+            self._refuse_if_used()
+        except errors.DeviceBusyError:
+            self._native_resume_registering()
+            raise
+        self._native_close()
+
+    def _describe(self) -> str:
+        return f"Adapter {self.info.name}"
+
+    # ---- what the platform does ----
+
+    @abc.abstractmethod
+    def _native_open(self) -> None:
+        """Open the adapter and start its thread. If it raises, _native_close() follows."""
+
+    @abc.abstractmethod
+    def _native_close(self) -> None:
+        """Stop the thread and free everything that _native_open() made, even if it failed half-way."""
+
+    @abc.abstractmethod
+    def _native_stop_registering(self) -> None:
+        """Cancel the registrations that are under way, and wait until the provider has let go of them."""
+
+    def _native_resume_registering(self) -> None:
+        """Allow registrations again, because the adapter stays open."""
+
+    def _native_counters(self) -> Counters:
+        """Do counters(). Called only with Capability.COUNTERS."""
+        raise NotImplementedError
+
+    def _native_register_implicit(self, access: Access) -> MemoryRegion:
+        """Called only if info.capabilities has IMPLICIT_ON_DEMAND."""
+        raise NotImplementedError
+
+    def _native_clock(self) -> DeviceClock:
+        """Called only if info.capabilities has CLOCK."""
+        raise NotImplementedError
+
+    def _native_register_null(self) -> MemoryRegion:
+        """Called only if info.capabilities has NULL_REGIONS."""
+        raise NotImplementedError
+
+    def _native_register_at(
+        self, owner: Any, buffer: Any, start: int, length: int, address: int, access: Access
+    ) -> MemoryRegion:
+        """Called only if info.capabilities has CHOSEN_ADDRESS."""
+        raise NotImplementedError
+
+    def _native_register_dmabuf(self, fd: int, offset: int, length: int, iova: int, access: Access) -> MemoryRegion:
+        """Called only if info.capabilities has DMABUF."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def _monitor(self, on_change: Callable[[], None]) -> Any:
+        """Make a monitor of memory for one cache (ndpy/cache/monitor.py).
+
+        Raises UnsupportedError, with the reason, if this system has none.
+        """
+
+    def _native_port_state(self) -> str:
+        raise self._lacks("port_state", "events of ports")
+
+    def _native_completion_port(self) -> int:
+        raise self._lacks("completion_port", "completion ports")
+
+    def _native_overlapped_file(self) -> int:
+        raise self._lacks("overlapped_file", "overlapped files")
+
+    def _lacks(self, operation: str, things: str) -> errors.UnsupportedError:
+        return errors.UnsupportedError(f"{self.info.name} ({self.info.driver}) has no {things}", operation=operation)

@@ -1,0 +1,388 @@
+"""Extended reliable connections (XRC): one connection from a process to a host, for shared receive queues of all its processes."""
+
+from __future__ import annotations
+
+import abc
+import os
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ndpy import _core, errors
+from ndpy.objects.completion import PostedRequests, requests_of_nobody
+from ndpy.objects.completion_queue import CompletionQueue
+from ndpy.objects.memory import Elements, InlineElements, RemoteMemory
+from ndpy.objects.queue_pair import QueuePair
+from ndpy.objects.resource import Resource, busy, prevent_close
+from ndpy.objects.shared_receive_queue import SharedReceiveQueue
+from ndpy.objects.work_queues import SEND, SEND_TO, SEND_TO_WITH_IMMEDIATE, WRITE_TO_WITH_IMMEDIATE, QueuePairLimits
+from ndpy.vocabulary.queue_pair_attributes import QueuePairType
+
+if TYPE_CHECKING:
+    from ndpy.objects.adapter import Adapter
+
+_NO_LIMITS = QueuePairLimits(0, 0, 0, 0, 0)
+
+
+class XrcDestination:
+    """A shared receive queue of the peer's host, for XrcSender.send_to(), write_to(), and those of a Batch.
+
+    Parameters:
+        number: XrcReceiveQueue.number, which the peer has told.
+    Raises:
+        ValueError: the number is not 0 to 2**24 - 1.
+    Source: ibv_post_send(3), qp_type.xrc.remote_srqn.
+    """
+
+    __slots__ = ("_words", "number")
+
+    #: For an error's count of bytes, which is over all that a request uses.
+    length = 0
+
+    def __init__(self, number: int) -> None:
+        if not isinstance(number, int) or not 0 <= number < 1 << 24:
+            raise ValueError(f"number is 0 to {(1 << 24) - 1}, not {number!r}")
+        self.number = number
+        #: The operands of a request. See struct ndpy_remote.
+        self._words = (0, number)
+
+    def __eq__(self, other: object) -> bool:
+        return self.number == other.number if isinstance(other, XrcDestination) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+    def __reduce__(self) -> tuple[type[XrcDestination], tuple[int]]:
+        return type(self), (self.number,)
+
+    def __repr__(self) -> str:
+        return f"XrcDestination({self.number:#x})"
+
+
+class XrcDomain(Resource):
+    """Connects the XRC receivers and the shared receive queues of a host. Adapter.open_xrc_domain() makes one.
+
+    Each process of a host has shared receive queues in the domain, and any of the processes has a receiver in it for each peer. A
+    message that comes to a receiver names the queue that it is for. So n processes on each of two hosts need n connections from a
+    host to the other one instead of n * n.
+
+    It cannot be closed before its queues and receivers.
+
+    Attributes:
+        path: the file that stands for it, or None.
+    Source: ibv_open_xrcd(3).
+    """
+
+    _release_order = 35
+
+    _receive_queue_class: type[XrcReceiveQueue]
+    _receiver_class: type[XrcReceiver]
+
+    _native: Any = None
+
+    def __init__(self, adapter: Adapter, path: str | os.PathLike[str] | None) -> None:
+        super().__init__(adapter)
+        self.path = None if path is None else os.fspath(path)
+        self._members: weakref.WeakSet[XrcReceiveQueue | XrcReceiver] = weakref.WeakSet()
+        #: The requests of its receivers in this process, by number.
+        self._receivers: dict[int, PostedRequests] = {}
+        # Receivers have no completions, but every queue pair has a queue.
+        self._queue = adapter.create_completion_queue(1)
+        try:
+            self._native = self._native_open()
+        except BaseException:
+            self._queue.close()
+            raise
+        self._opened()
+
+    @property
+    def adapter(self) -> Adapter:
+        return self._adapter
+
+    def create_shared_receive_queue(
+        self, receive_cq: CompletionQueue, depth: int, *, max_sge: int = 1, threshold: int = 0
+    ) -> XrcReceiveQueue:
+        """Make a queue of receives for what peers send to its number.
+
+        Parameters:
+            receive_cq: takes the completions of the receives.
+            depth, max_sge, threshold: as for Adapter.create_shared_receive_queue().
+        Raises:
+            LimitExceededError: a value is out of range.
+            ForeignObjectError: receive_cq belongs to another adapter.
+            InsufficientResourcesError: the adapter or the system has no room for it.
+        Source: ibv_create_srq_ex(3) with IBV_SRQT_XRC.
+        """
+        self._check()
+        adapter = self._adapter
+        self._require_same_device(receive_cq, "the receive completion queue")
+        adapter._check_shared_receive_queue(depth, max_sge, threshold)
+        with prevent_close(self, receive_cq):
+            made: XrcReceiveQueue = adapter._make(
+                lambda _: self._receive_queue_class(self, receive_cq, depth, max_sge, threshold)
+            )
+            self._members.add(made)
+            return made
+
+    def create_receiver(self) -> XrcReceiver:
+        """Make the receiving end of a connection. It is not connected yet.
+
+        Raises:
+            InsufficientResourcesError: the adapter or the system has no room for it.
+        Source: ibv_create_qp_ex(3) with IBV_QPT_XRC_RECV.
+        """
+        self._check()
+        with prevent_close(self, self._queue):
+            made: XrcReceiver = self._adapter._make(lambda _: self._receiver_class(self))
+            self._members.add(made)
+            return made
+
+    def _refuse_if_used(self) -> None:
+        users = [member._describe() for member in self._members if not member.closed]
+        if users:
+            raise busy(self, users)
+
+    def _release(self) -> None:
+        # Ctrl-C may come after the domain has gone. Nobody may close it a second time.
+        native, self._native = self._native, None
+        try:
+            if native is not None:
+                self._native_close(native)
+        except errors.NdpyError:
+            self._native = native
+            raise
+        self._queue.close()
+
+    # ---- what the platform does ----
+
+    @abc.abstractmethod
+    def _native_open(self) -> Any:
+        """Open the native domain."""
+
+    @abc.abstractmethod
+    def _native_close(self, native: Any) -> None:
+        """Close it. Raises if the system refuses."""
+
+
+class XrcReceiveQueue(SharedReceiveQueue):
+    """A shared receive queue that senders name by its number. XrcDomain.create_shared_receive_queue() makes one.
+
+    Attributes:
+        number: for the peers, who make an XrcDestination of it.
+        domain: the XrcDomain.
+        receive_cq: takes the completions. The `queue_pair` of a completion is the receiver that the message came to, or None if
+            another process has that, or if it is closed.
+        Others are those of SharedReceiveQueue. No queue pair can be created with it.
+    Source: ibv_create_srq_ex(3), ibv_get_srq_num(3).
+    """
+
+    number = 0
+
+    def __init__(
+        self, domain: XrcDomain, receive_cq: CompletionQueue, depth: int, max_sge: int, threshold: int
+    ) -> None:
+        self.domain = domain
+        self.receive_cq = receive_cq
+        self._elsewhere = requests_of_nobody()
+        self._joined = False
+        super().__init__(domain.adapter, depth, max_sge, threshold)
+        self._lib.ndpy_shared_queue_name(self._native, self._serial)
+        with receive_cq._lock:
+            if receive_cq._xrc_queues is None:
+                receive_cq._xrc_queues = weakref.WeakValueDictionary()
+            receive_cq._xrc_queues[self._serial] = self
+            receive_cq._users += 1
+            self._joined = True
+
+    def _receiver_of(self, number: int) -> PostedRequests:
+        """The requests of the receiver with this number, if it is one of this process."""
+        return self.domain._receivers.get(number, self._elsewhere)
+
+    def _before_free(self) -> None:
+        # The provider's completions lead to memory that is about to be freed.
+        with self.receive_cq._lock:
+            self.receive_cq._drain()
+
+    def _release(self) -> None:
+        super()._release()
+        with self.receive_cq._lock:
+            if self._joined:
+                self._joined = False
+                self.receive_cq._users -= 1
+
+    def _describe(self) -> str:
+        return f"XrcReceiveQueue {self.number:#x} of depth {self.depth}"
+
+
+class XrcSender(QueuePair):
+    """The sending end of a connection to a host. Adapter.create_xrc_sender() makes one.
+
+    local_endpoint() and connect_endpoint() connect it to an XrcReceiver. It sends to any shared receive queue of the receiver's
+    domain, and reads, writes and does atomic operations as any queue pair. It receives nothing.
+
+    Attributes: those of QueuePair.
+    Source: ibv_create_qp(3) with IBV_QPT_XRC_SEND.
+    """
+
+    def __init__(self, adapter: Adapter, initiator_cq: CompletionQueue, limits: QueuePairLimits) -> None:
+        super().__init__(adapter, initiator_cq, initiator_cq, limits, None, QueuePairType.XRC_SEND)
+
+    def send_to(
+        self,
+        sges: InlineElements,
+        destination: XrcDestination,
+        *,
+        context: int = 0,
+        flags: int = 0,
+        immediate: int | None = None,
+    ) -> None:
+        """Send a message to a shared receive queue, and return as soon as it is queued.
+
+        Parameters:
+            sges, context, flags, immediate: as for QueuePair.send().
+            destination: the queue.
+        Raises:
+            TypeError: destination is no XrcDestination.
+            NotConnectedError, QueueFullError and so on: as for QueuePair.send().
+        Source: ibv_post_send(3) with IBV_WR_SEND.
+        """
+        operation = SEND_TO if immediate is None else SEND_TO_WITH_IMMEDIATE
+        self._post_to(operation, sges, destination, context, flags, None, immediate or 0)
+
+    def write_to(
+        self,
+        sges: InlineElements,
+        remote: RemoteMemory,
+        destination: XrcDestination,
+        immediate: int,
+        *,
+        context: int = 0,
+        flags: int = 0,
+    ) -> None:
+        """Write to memory of the peer, and give a receive of a shared receive queue the immediate data. Return as soon as it is queued.
+
+        A write without immediate data goes to no queue: that is write().
+
+        Parameters:
+            sges, remote, context, flags, immediate: as for QueuePair.write().
+            destination: the queue.
+        Raises:
+            TypeError: destination is no XrcDestination.
+            NotConnectedError, QueueFullError and so on: as for QueuePair.write().
+        Source: ibv_post_send(3) with IBV_WR_RDMA_WRITE_WITH_IMM.
+        """
+        self._post_to(WRITE_TO_WITH_IMMEDIATE, sges, destination, context, flags, remote, immediate)
+
+    def _post_to(
+        self,
+        operation: int,
+        sges: InlineElements,
+        destination: XrcDestination,
+        context: int,
+        flags: int,
+        remote: RemoteMemory | None,
+        immediate: int,
+    ) -> None:
+        if not isinstance(destination, XrcDestination):
+            raise TypeError(f"a destination is an XrcDestination, not {type(destination).__name__}")
+        self._check()
+        if not isinstance(immediate, int) or not 0 <= immediate < 1 << 32:
+            raise ValueError(f"immediate is 0 to 4294967295, not {immediate!r}")
+        self._post_many(operation, sges, context, flags, remote, (immediate, *destination._words))
+
+    def send(self, *arguments: Any, **options: Any) -> None:
+        """UnsupportedError. See send_to()."""
+        self._check()
+        raise self._unsupported(SEND)
+
+    def receive(self, *arguments: Any, **options: Any) -> None:
+        """UnsupportedError."""
+        self._check()
+        raise errors.UnsupportedError("an XRC sender receives nothing", operation="receive")
+
+    def receive_many(self, sges: Iterable[Elements], *, contexts: Iterable[int] | None = None) -> None:
+        """UnsupportedError."""
+        self.receive()
+
+    def _describe(self) -> str:
+        return "XrcSender"
+
+
+class XrcReceiver(QueuePair):
+    """The receiving end of a connection to a host. XrcDomain.create_receiver() makes one.
+
+    local_endpoint() and connect_endpoint() connect it to an XrcSender. What comes goes to the shared receive queues of its domain,
+    and to memory with rights for the peer. It posts no requests.
+
+    Attributes: those of QueuePair that are not about requests, and:
+        domain: the XrcDomain.
+    Source: ibv_create_qp_ex(3) with IBV_QPT_XRC_RECV.
+    """
+
+    def __init__(self, domain: XrcDomain) -> None:
+        self.domain = domain
+        queue = domain._queue
+        super().__init__(domain.adapter, queue, queue, _NO_LIMITS, None, QueuePairType.XRC_RECV)
+        domain._receivers[self._number] = self._posted_requests
+
+    def _set_connected(self) -> None:
+        # Nothing is posted to it.
+        self._never_connected = False
+
+    def _give_up_number(self) -> None:
+        """Another receiver may get the number when this one is destroyed."""
+        if self.domain._receivers.get(self._number) is self._posted_requests:
+            del self.domain._receivers[self._number]
+
+    def _refuse(self, operation: str) -> NoReturn:
+        self._check()
+        raise errors.UnsupportedError(
+            "an XRC receiver posts no requests; receives are those of its domain's shared receive queues",
+            operation=operation,
+        )
+
+    def send(self, *arguments: Any, **options: Any) -> None:
+        """UnsupportedError."""
+        self._refuse("send")
+
+    def receive(self, *arguments: Any, **options: Any) -> None:
+        """UnsupportedError."""
+        self._refuse("receive")
+
+    def read(self, *arguments: Any, **options: Any) -> None:
+        """UnsupportedError."""
+        self._refuse("read")
+
+    def write(self, *arguments: Any, **options: Any) -> None:
+        """UnsupportedError."""
+        self._refuse("write")
+
+    def compare_and_swap(self, *arguments: Any, **options: Any) -> None:
+        """UnsupportedError."""
+        self._refuse("compare_and_swap")
+
+    def fetch_and_add(self, *arguments: Any, **options: Any) -> None:
+        """UnsupportedError."""
+        self._refuse("fetch_and_add")
+
+    def post(self, batch: _core.Batch) -> None:
+        """UnsupportedError."""
+        self._refuse("post")
+
+    def receive_many(self, sges: Iterable[Elements], *, contexts: Iterable[int] | None = None) -> None:
+        """UnsupportedError."""
+        self._refuse("receive_many")
+
+    def _post_many(self, operation: int, *arguments: Any) -> None:
+        self._refuse("post")
+
+    def bind(self, *arguments: Any, **options: Any) -> None:
+        """UnsupportedError."""
+        self._refuse("bind")
+
+    def invalidate(self, *arguments: Any, **options: Any) -> None:
+        """UnsupportedError."""
+        self._refuse("invalidate")
+
+    def _describe(self) -> str:
+        return "XrcReceiver"

@@ -1,0 +1,328 @@
+"""Regions and windows on Linux."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ndpy import errors
+from ndpy.objects.memory import MemoryRegion, MemoryWindow
+from ndpy.objects.pending import Pending
+from ndpy.objects.resource import _serials
+from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, lib
+from ndpy.vocabulary import system_files
+from ndpy.vocabulary.flags import Access, Capability
+from ndpy.vocabulary.quirks import Quirk
+
+if TYPE_CHECKING:
+    from ndpy.objects.adapter import Adapter
+    from ndpy.platforms.verbs.adapter import VerbsAdapter
+
+# Plain integers: an operation on members of an IntFlag takes a microsecond.
+_LOCAL_WRITE = int(Access.LOCAL_WRITE)
+_REMOTE_READ = int(Access.REMOTE_READ)
+_REMOTE_WRITE_ALONE = Access.REMOTE_WRITE.value & ~_LOCAL_WRITE
+_ATOMIC_ALONE = Access.REMOTE_ATOMIC.value & ~_LOCAL_WRITE
+_READ_SINK = int(Access.READ_SINK)
+_ON_DEMAND = int(Access.ON_DEMAND)
+_RELAXED_ORDERING = int(Access.RELAXED_ORDERING)
+# Each Access with its ibv_access_flags, which the headers may lack.
+_FLUSHES = ((int(Access.FLUSH_GLOBAL), 1 << 8), (int(Access.FLUSH_PERSISTENT), 1 << 9))
+# SIZE_MAX, the length of an implicit region.
+EVERYTHING = (1 << 64) - 1
+
+MEMLOCK_REMEDY = (
+    "raise it with `ulimit -l unlimited`, 'memlock' in /etc/security/limits.conf, LimitMEMLOCK= of a systemd unit, or "
+    "`docker run --ulimit memlock=-1`"
+)
+
+
+def native_access(access: int, iwarp: bool) -> int:
+    """Access as ibv_access_flags."""
+    access = int(access)
+    native = 0
+    if access & _LOCAL_WRITE:
+        native |= lib.IBV_ACCESS_LOCAL_WRITE
+    if access & _REMOTE_READ:
+        native |= lib.IBV_ACCESS_REMOTE_READ
+    if access & _REMOTE_WRITE_ALONE:
+        native |= lib.IBV_ACCESS_REMOTE_WRITE
+    if access & _ATOMIC_ALONE:
+        native |= lib.IBV_ACCESS_REMOTE_ATOMIC
+    if access & _READ_SINK:
+        native |= lib.IBV_ACCESS_LOCAL_WRITE | (lib.IBV_ACCESS_REMOTE_WRITE if iwarp else 0)
+    if access & _ON_DEMAND:
+        native |= lib.IBV_ACCESS_ON_DEMAND
+    if access & _RELAXED_ORDERING:
+        native |= lib.IBV_ACCESS_RELAXED_ORDERING
+    for right, flag in _FLUSHES:
+        if access & right:
+            native |= flag
+    return int(native)
+
+
+def registration_error(number: int, address: int, length: int, access: int) -> errors.ProviderError | None:
+    """The exception for an ibv_reg_mr() that failed, or None if only the number is known."""
+    if number in (errno.ENOMEM, errno.EAGAIN):
+        return memlock_error(number, length)
+    if number == errno.EFAULT:
+        writable = " and writable" if access & Access.LOCAL_WRITE else ""
+        return errors.AccessViolationError(
+            f"the {length} bytes at {address:#x} are not all mapped{writable}", operation="register", native=number
+        )
+    return None
+
+
+def memlock_error(number: int, length: int) -> errors.ProviderError:
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    pinned = _status_kib("VmPin") + _status_kib("VmLck")
+    limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft // 1024} KiB"
+    message = f"{length} bytes could not be pinned: RLIMIT_MEMLOCK is {limit}, {pinned} KiB are pinned already"
+    if soft != resource.RLIM_INFINITY and pinned * 1024 + length > soft:
+        more = "" if hard == soft else f" (this process may go to {'unlimited' if hard < 0 else f'{hard // 1024} KiB'})"
+        message += f"; {MEMLOCK_REMEDY}{more}"
+    else:
+        message += "; the system or the adapter is short of memory or of registrations (dmesg may say which)"
+    return errors.InsufficientResourcesError(message, operation="register", native=number)
+
+
+def _status_kib(name: str) -> int:
+    lines = system_files.read(system_files.path("/proc/self/status")).splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
+
+
+def plain_rights(adapter: VerbsAdapter) -> tuple[int, ...]:
+    """The ibv_access_flags for each Access that every adapter supports. The Access is the index."""
+    return tuple(_rights(adapter, access) for access in range(_READ_SINK << 1))
+
+
+def _rights(adapter: VerbsAdapter, access: int, windows: bool = True) -> int:
+    if Quirk.RXE_ON_DEMAND_OFFSET in adapter._differences:
+        # Such memory is pinned like any other.
+        access &= ~Access.ON_DEMAND
+    rights = native_access(access, Quirk.IWARP_READ_SINK_NEEDS_REMOTE_WRITE in adapter._differences)
+    if windows and Capability.MEMORY_WINDOWS in adapter.info.capabilities:
+        rights |= lib.IBV_ACCESS_MW_BIND
+    return rights
+
+
+def register_pages(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
+    """Make an ibv_mr of mapped memory."""
+    start = ffi.cast("void *", address)
+    _register_with_or_without_windows(
+        adapter, address, length, access, lambda rights: lib.ndpy_register(adapter._domain, start, length, rights, out)
+    )
+
+
+def register_at(start: int) -> Callable[[VerbsAdapter, int, int, Access, Any], None]:
+    """Return a function that makes an ibv_mr of the memory from `start` on, at the address that the function is given."""
+
+    def register(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
+        memory = ffi.cast("void *", start)
+        _register_with_or_without_windows(
+            adapter,
+            start,
+            length,
+            access,
+            lambda rights: lib.ndpy_register_at(adapter._domain, memory, length, address, rights, out),
+        )
+
+    return register
+
+
+def _register_with_or_without_windows(
+    adapter: VerbsAdapter, address: int, length: int, access: Access, call: Callable[[int], int]
+) -> None:
+    number = call(_rights(adapter, access))
+    if number and _may_be_the_windows(number, access):
+        number = call(_rights(adapter, access, windows=False))
+    if number:
+        raise registration_error(number, address, length, access) or errors.from_errno("register", number)
+
+
+def _may_be_the_windows(number: int, access: Access) -> bool:
+    """Whether registering may succeed without the right to bind windows.
+
+    For the kernel this right includes the right to write, and pages that are mapped read-only cannot give that. A
+    driver may have windows for pinned memory only.
+    """
+    if access & Access.ON_DEMAND:
+        return number in (errno.EFAULT, errno.EINVAL, errno.EOPNOTSUPP)
+    return number == errno.EFAULT and not access & Access.LOCAL_WRITE
+
+
+def register_everything(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
+    """Make an ibv_mr of the whole address space."""
+    check(
+        "register implicit",
+        lib.ndpy_register(adapter._domain, ffi.NULL, length, _rights(adapter, access, windows=False), out),
+    )
+
+
+def register_null(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
+    """Make an ibv_mr without memory."""
+    check("register null", lib.ndpy_register_null(adapter._domain, out))
+
+
+def register_dmabuf(fd: int, offset: int) -> Callable[[VerbsAdapter, int, int, Access, Any], None]:
+    """Return a function that makes an ibv_mr of this part of a dma-buf, at the address that the function is given."""
+
+    def register(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
+        rights = native_access(access, Quirk.IWARP_READ_SINK_NEEDS_REMOTE_WRITE in adapter._differences)
+        number = lib.ndpy_register_dmabuf(adapter._domain, offset, length, address, fd, rights, out)
+        check("register dma-buf", number)
+
+    return register
+
+
+class VerbsMemoryRegion(MemoryRegion):
+    _adapter: VerbsAdapter
+    #: How long registering took.
+    _took_ns = 0
+    _native_call: Callable[[VerbsAdapter, int, int, Access, Any], None] = staticmethod(register_pages)
+
+    def _native_register(self) -> None:
+        # Ctrl-C may raise between any two lines here.
+        out = ffi.new("struct ndpy_registration *")
+        try:
+            self._native_call(self._adapter, self.address, self.length, self.access, out)
+        finally:
+            if out.region:
+                self._handle = out.region
+        self._took_ns = out.nanoseconds
+        self._read_tokens()
+
+    @property
+    def _native(self) -> Any:
+        return ffi.cast("struct ibv_mr *", self._handle) if self._handle else None
+
+    def _read_tokens(self) -> None:
+        native = self._native
+        self.local_token = native.lkey
+        self.remote_token = native.rkey
+
+    def _native_begin_register(self) -> Pending[Any]:
+        return self._adapter._registering.begin(self)
+
+    def _native_deregister(self) -> None:
+        # Ctrl-C may come after the native region has gone. close() must not free it a second time.
+        native, handle = self._native, self._handle
+        if native is not None:
+            self._handle = 0
+            try:
+                check("deregister", lib.ibv_dereg_mr(native))
+            except errors.NdpyError:
+                self._handle = handle
+                raise
+
+    def _native_free(self) -> None:
+        native = self._native
+        if native is not None:
+            self._handle = 0
+            lib.ibv_dereg_mr(native)
+
+    def _native_reregister(
+        self, owner: Any, memory: tuple[int, int] | None, access: Access | None, domain: Adapter | None
+    ) -> None:
+        flags = native = 0
+        native_domain = ffi.NULL
+        if domain is not None:
+            flags |= lib.IBV_REREG_MR_CHANGE_PD
+            native_domain = domain._domain  # type: ignore[attr-defined]
+        if memory is not None:
+            flags |= lib.IBV_REREG_MR_CHANGE_TRANSLATION
+        if access is not None:
+            flags |= lib.IBV_REREG_MR_CHANGE_ACCESS
+            native = _rights(self._adapter, access)
+        # libibverbs refuses an address without CHANGE_TRANSLATION, and rights without CHANGE_ACCESS.
+        address, length = memory or (0, 0)
+        former = self._owner
+        # Before the call: Ctrl-C may come when the adapter uses the new memory already. reregister() makes it usable again.
+        self._mark_unusable(owner)
+        result = lib.ibv_rereg_mr(self._native, flags, native_domain, ffi.cast("void *", address), length, native)
+        # DO_FORK_OLD: the new region is valid, and the old memory stays hidden from forked children.
+        if result not in (0, lib.IBV_REREG_MR_ERR_DO_FORK_OLD):
+            number = ffi.errno
+            if result in (lib.IBV_REREG_MR_ERR_INPUT, lib.IBV_REREG_MR_ERR_DONT_FORK_NEW):
+                self._owner = former
+                self._mark_still_open()
+            address, length = memory or (self.address, self.length)
+            rights = self.access if access is None else access
+            raise registration_error(number, address, length, rights) or errors.from_errno("reregister", number)
+        self._read_tokens()
+
+    def _native_prefetch(self, address: int, length: int, write: bool) -> None:
+        if Quirk.RXE_ON_DEMAND_OFFSET in self._adapter._differences:
+            # The memory is pinned.
+            return
+        number = lib.ndpy_prefetch(self._native, address, length, int(write))
+        if number == errno.EFAULT:
+            raise registration_error(number, address, length, self.access) or errors.from_errno("prefetch", number)
+        check("prefetch", number, f"{self._adapter.info.name} did not prefetch {length} bytes at {address:#x}")
+
+    def _mark_unusable(self, owner: Any) -> None:
+        """The adapter may use the old memory, the new memory, or neither. Keep both. The region can only be closed."""
+        self._owner = (self._owner, owner)
+        message = f"{self._describe()} was not registered again and has no memory; close it and make a new one"
+        self._defunct = lambda: errors.ProviderError(message, operation="reregister")
+
+
+class VerbsMemoryWindow(MemoryWindow):
+    """bind() allocates the native window, so that the window is younger than its queue pair.
+
+    When a process dies, the kernel frees the youngest object first. Some drivers must not destroy a queue pair while a
+    window is bound to it (Quirk.RXE_WINDOW_OUTLIVES_QUEUE_PAIR).
+    """
+
+    _adapter: VerbsAdapter
+
+    def _native_create(self) -> Any:
+        self._is_of_type_1 = Capability.TYPE_1_WINDOWS in self._adapter.info.capabilities
+        #: The innermost lock. Three may use the native window at once: this object, its queue pair, which frees it too,
+        #: and a thread that takes the completion of a failed bind.
+        self._using = threading.Lock()
+        self._born = 0
+        self._key = 0
+        self._last_key = 0
+        #: Of type 1: the provider's key before the last bind.
+        self._former_key = 0
+        return None
+
+    def _prepare(self, queue_pair_serial: int) -> None:
+        """Make a new native window, unless this one is younger than the queue pair and has an unused key left."""
+        if self._native is not None:
+            if self._born > queue_pair_serial and (self._key + 1) & 0xFF != self._last_key & 0xFF:
+                return
+            self._native_free()
+        kind = lib.IBV_MW_TYPE_1 if self._is_of_type_1 else lib.IBV_MW_TYPE_2
+        self._native = check_pointer("bind", lib.ndpy_alloc_window(self._adapter._domain, kind))
+        self._born = next(_serials)
+        self._key = self._last_key = self._native.rkey
+
+    def _next_key(self) -> int:
+        """The token for the next binding. The program chooses the low byte of an rkey, and the provider the rest."""
+        self._key = (self._key & ~0xFF) | ((self._key + 1) & 0xFF)
+        return self._key
+
+    def _return_key(self, key: int) -> None:
+        """Take back the last key that _next_key() gave: the bind with it was not posted."""
+        self._key = (key & ~0xFF) | ((key - 1) & 0xFF)
+
+    def _replace_key(self, present: int, key: int) -> None:
+        """Correct the key by which the provider finds the window. The result of a posted bind decides which it is."""
+        with self._using:
+            if self._native is not None and self._native.rkey == present:
+                self._native.rkey = key
+
+    def _native_free(self) -> None:
+        with self._using:
+            if self._native is not None:
+                check("close window", lib.ndpy_free_window(self._native))
+                self._native = None
+
+    def _on_forked(self) -> None:
+        super()._on_forked()
+        self._using = threading.Lock()

@@ -1,0 +1,169 @@
+"""The compiled module that calls libibverbs and librdmacm, and the exceptions for failed calls.
+
+load() opens the two libraries, and load_for() those of an adapter: the system's, or softverbs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from ndpy.errors import ProviderError, ProviderNotFoundError, from_errno
+from ndpy.platforms.verbs import softverbs
+from ndpy.vocabulary.flags import Capability
+from ndpy.vocabulary.forking import in_child
+
+try:
+    from ndpy._verbs import ffi as ffi
+    from ndpy._verbs import lib as lib
+except ImportError as error:
+    from ndpy.platforms.verbs import distribution
+
+    raise ProviderNotFoundError(
+        f"ndpy's extension module for verbs is missing ({error}); install ndpy with pip, or run "
+        f"`python setup.py build_ext --inplace` in a checkout, for which: {distribution.read().install(distribution.HEADERS)}"
+    ) from None
+
+# For each library: the environment variable for its path, its name, and what ndpy.platforms.verbs.distribution calls it.
+LIBRARIES = (
+    ("NDPY_LIBIBVERBS", "libibverbs.so.1", "libibverbs"),
+    ("NDPY_LIBRDMACM", "librdmacm.so.1", "librdmacm"),
+)
+
+_lock = threading.Lock()
+_loaded = False
+_softverbs_loaded = False
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+in_child(_renew_lock)
+
+
+def load() -> None:
+    """Open the system's libraries, or those that the environment names, once.
+
+    Raises ProviderNotFoundError, which names the missing library and its package.
+    """
+    global _loaded
+    with _lock:
+        if _loaded:
+            return
+        paths = [os.environ.get(variable) or name for variable, name, _ in LIBRARIES]
+        failed, reason = _load(lib.NDPY_SYSTEM, paths)
+        if failed:
+            from ndpy.platforms.verbs import distribution
+
+            variable, _, thing = LIBRARIES[failed - 1]
+            without = f", or do without: {hint}" if (hint := softverbs.hint()) else ""
+            raise ProviderNotFoundError(
+                f"{paths[failed - 1]} cannot be used ({reason}); {distribution.read().install(thing)}, or set {variable} to "
+                f"the library's path{without}"
+            )
+        _loaded = True
+
+
+def _load(library: int, paths: list[str]) -> tuple[int, str]:
+    """The number of the path that cannot be used, counted from 1, and the reason. 0 if both can."""
+    reason = ffi.new("char[512]")
+    failed = lib.ndpy_load(library, paths[0].encode(), paths[1].encode(), reason, len(reason))
+    return failed, ffi.string(reason).decode(errors="replace")
+
+
+def load_for(name: str) -> int:
+    """Open the libraries of the adapter of this name. Returns the number of the libraries.
+
+    Raises ProviderNotFoundError.
+    """
+    global _softverbs_loaded
+    if name != softverbs.NAME:
+        load()
+        return int(lib.NDPY_SYSTEM)
+    with _lock:
+        if _softverbs_loaded:
+            return int(lib.NDPY_SOFTVERBS)
+        loaded = _loaded
+    if loaded or os.environ.get(LIBRARIES[0][0]):
+        load()
+        if lib.ndpy_has_symbol(lib.NDPY_SYSTEM, softverbs.MARK):
+            # The process has softverbs in place of the system's libraries. A second copy would have another state.
+            return int(lib.NDPY_SYSTEM)
+    path = str(softverbs.folder() / softverbs.LIBRARY)
+    with _lock:
+        failed, reason = _load(lib.NDPY_SOFTVERBS, [path, path])
+        if failed:
+            raise ProviderNotFoundError(f"{path} cannot be used ({reason}); install ndpy again")
+        _softverbs_loaded = True
+    return int(lib.NDPY_SOFTVERBS)
+
+
+def softverbs_only() -> bool:
+    """Whether the process uses softverbs and not the system's libraries."""
+    return _softverbs_loaded and not _loaded
+
+
+def has_symbol(name: bytes, library: int = lib.NDPY_SYSTEM) -> bool:
+    """Whether the libraries have a function that is optional. library: a number that load_for() returned."""
+    return bool(lib.ndpy_has_symbol(library, name))
+
+
+def newer_operations(capabilities: Capability) -> int:
+    """The operations that a queue pair has to be created for, as enum ndpy_newer_operation. 0 if ibv_post_send(3) has them all."""
+    atomic_write = lib.NDPY_WITH_ATOMIC_WRITE if Capability.ATOMIC_WRITE in capabilities else 0
+    return int(atomic_write | (lib.NDPY_WITH_FLUSH if Capability.FLUSH in capabilities else 0))
+
+
+def text(value: Any) -> str:
+    """Return a C string as text."""
+    return str(ffi.string(value).decode(errors="replace")) if value else ""
+
+
+def check(operation: str, result: int, message: str = "") -> None:
+    """Raise if a libibverbs call, which returns 0 or an errno, has failed."""
+    if result:
+        raise from_errno(operation, result if result > 0 else ffi.errno, message)
+
+
+def check_errno(operation: str, result: int, message: str = "") -> None:
+    """Raise if a librdmacm call, which returns 0, or -1 and sets errno, has failed."""
+    if result:
+        raise from_errno(operation, ffi.errno, message)
+
+
+def new_eventfd(operation: str) -> int:
+    """An eventfd that does not block. Raises as the provider's calls do."""
+    with system_calls(operation):
+        return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+
+@contextlib.contextmanager
+def system_calls(operation: str) -> Iterator[None]:
+    """Let what the system refuses be an error of this operation."""
+    try:
+        yield
+    except OSError as error:
+        raise from_errno(operation, error.errno or 0) from error
+
+
+def new_pointer(operation: str, call: Any, *arguments: Any) -> Any:
+    """Return the pointer that a native call gives. Raise if it is NULL.
+
+    The errno of an older failure is not reported: drivers' libraries may refuse without setting it.
+    """
+    ffi.errno = 0
+    return check_pointer(operation, call(*arguments))
+
+
+def check_pointer(operation: str, pointer: Any, explain: Any = None) -> Any:
+    """Return the pointer. Raise if it is NULL. explain(errno) may return the exception."""
+    if pointer == ffi.NULL:
+        number = ffi.errno
+        error: ProviderError | None = explain(number) if explain else None
+        raise error or from_errno(operation, number)
+    return pointer

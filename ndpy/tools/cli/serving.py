@@ -1,0 +1,173 @@
+"""`--serve`: being the other side of a command, for one client after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import platform
+import select
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import click
+
+import ndpy
+from ndpy.tools.cli.channel import WAKE_S, Arguments, BadRequest, connect_with_secret
+from ndpy.tools.cli.peers import nearest_first, parse_address
+from ndpy.tools.cli.sources import open_from
+from ndpy.vocabulary.addresses import is_wildcard, listening_addresses, numeric_host, plain_address
+
+#: Serves one client, whose control connection this is, until it leaves. Returns how it ended.
+ServeClient = Callable[[ndpy.Adapter, socket.socket], str]
+_TRIES = 16
+# One of several addresses may not be usable yet, or may have gone, or its family is switched off.
+_UNUSABLE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def answer_hello(
+    command: str, protocol: int, adapter: ndpy.Adapter, arguments: Arguments, control: str | None
+) -> dict[str, Any]:
+    """The answer to a client's first command. Raises BadRequest if it speaks another version of the command's protocol."""
+    theirs = arguments.integer("protocol", 0, 1 << 16)
+    arguments.finish()
+    if theirs != protocol:
+        raise BadRequest(
+            f"this side speaks version {protocol} of the protocol of `ndpy {command}` (ndpy {ndpy.__version__}), the other side "
+            f"version {theirs}. Install the same ndpy on both machines"
+        )
+    info = adapter.info
+    return {
+        "version": ndpy.__version__,
+        "host": platform.node(),
+        "system": f"{platform.system()} {platform.release()}",
+        "adapter": info.name,
+        "provider": info.provider,
+        "driver": info.driver,
+        "transport": info.transport,
+        "addresses": nearest_first(info.addresses, control),
+    }
+
+
+def serve(
+    command: str,
+    default_port: int,
+    serve_client: ServeClient,
+    which: str | None,
+    listen_at: str | None,
+    client: int | None,
+    source: str | None = None,
+    gid: str | None = None,
+) -> int:
+    """Serve clients one at a time, until Ctrl-C. Returns the exit status.
+
+    client: the port of a SecretListener of this machine. Then only the process at that port is served.
+    """
+
+    def say(text: str) -> None:
+        click.echo(f"{command}: {text}")
+        sys.stdout.flush()
+
+    try:
+        with contextlib.ExitStack() as stack:
+            adapter = stack.enter_context(open_from(which, source, gid)[0])
+            if client:
+                serve_client(adapter, stack.enter_context(connect_with_secret(client, sys.stdin.buffer)))
+                return 0
+            addresses = adapter.info.addresses
+            try:
+                host, port = parse_address(listen_at or "", default_port)
+            except ValueError as error:
+                raise click.UsageError(f"--listen: {error}") from None
+            if not host and not addresses:
+                raise click.UsageError(f"{adapter.info.name} has no IP address. Choose one with --listen HOST")
+            listeners = _listen_at(_places(addresses, host), port)
+            for listener in listeners:
+                stack.enter_context(listener)
+            at = ", ".join(_reached_at(listeners, addresses))
+            say(f"serving {adapter.info.name} ({adapter.info.provider}) at {at}. Press Ctrl-C to stop")
+            _serve_all(adapter, listeners, serve_client, say)
+    except KeyboardInterrupt:
+        say("stopped")
+        return 0
+    except (ndpy.NdpyError, OSError) as error:
+        click.echo(f"{command}: {type(error).__name__}: {error}", err=True)
+        return 1
+    return 0
+
+
+def _places(addresses: Sequence[str], host: str) -> list[str]:
+    """The hosts to listen at. Without a host, clients come at every address of the adapter, as to its listen(("", port))."""
+    if host:
+        return [host]
+    hosts = [place for place, _ in listening_addresses(addresses, ("", 0))]
+    if not is_wildcard(hosts[0]):
+        return hosts
+    # A client of IPv4 has its own address only on a socket of IPv4.
+    versions = {plain_address(address).version for address in addresses}
+    return [wildcard for version, wildcard in ((4, "0.0.0.0"), (6, "::")) if version in versions]
+
+
+def _listen_at(hosts: Sequence[str], port: int) -> list[socket.socket]:
+    """Listen at all of these hosts, at one port."""
+    for _ in range(_TRIES):
+        try:
+            return _listen_once(hosts, port)
+        except OSError as error:
+            # A free port of the first address may be taken at the next.
+            if port or len(hosts) == 1 or error.errno != errno.EADDRINUSE:
+                raise
+    return _listen_once(hosts, port)
+
+
+def _listen_once(hosts: Sequence[str], port: int) -> list[socket.socket]:
+    listeners: list[socket.socket] = []
+    with contextlib.ExitStack() as unfinished:
+        for host in hosts:
+            number = listeners[0].getsockname()[1] if listeners else port
+            try:
+                family, _, _, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+                listener = socket.create_server(address, family=family, backlog=4)
+            except OSError as error:
+                if error.errno in _UNUSABLE and (listeners or host != hosts[-1]):
+                    continue
+                raise
+            listeners.append(unfinished.enter_context(listener))
+        unfinished.pop_all()
+    return listeners
+
+
+def _reached_at(listeners: Sequence[socket.socket], addresses: Sequence[str]) -> Iterator[str]:
+    """What clients give to --peer."""
+    for listener in listeners:
+        host, port = numeric_host(listener.getsockname()), listener.getsockname()[1]
+        own = [address for address in addresses if (":" in address) == (":" in host)]
+        for shown in own if is_wildcard(host) else [host]:
+            yield f"[{shown}]:{port}" if ":" in shown else f"{shown}:{port}"
+
+
+def _serve_all(
+    adapter: ndpy.Adapter,
+    listeners: Sequence[socket.socket],
+    serve_client: ServeClient,
+    say: Callable[[str], None],
+) -> None:
+    for listener in listeners:
+        listener.setblocking(False)
+    while True:
+        for listener in select.select(listeners, [], [], WAKE_S)[0]:
+            try:
+                connection, address = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                # The client has gone.
+                continue
+            # Winsock gives it the listener's mode.
+            connection.setblocking(True)
+            say(f"client {address[0]}")
+            try:
+                ended = serve_client(adapter, connection)
+            except Exception as error:
+                # Whatever one client causes, the next one is served.
+                ended = f"dropped: {type(error).__name__}: {error}"
+            say(f"client {address[0]} {ended}")

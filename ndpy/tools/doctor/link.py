@@ -1,0 +1,204 @@
+"""One end's link: what its system says about the network interface and the RDMA port that connections use.
+
+A description can come from the other machine. So from_dict() checks every value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ndpy.vocabulary.addresses import plain_address
+from ndpy.vocabulary.info import AdapterInfo, Gid, PortInfo
+from ndpy.vocabulary.quirks import Quirk
+
+PRIORITIES = 8
+_TRANSPORTS = ("RoCE", "InfiniBand", "iWARP", "NetworkDirect")
+_GID_TYPES = ("RoCE v1", "RoCE v2", "InfiniBand", "IB", "iWARP", "unknown")
+_LINK_LAYERS = ("Ethernet", "InfiniBand", "unknown")
+_STATES = ("active", "down", "init", "armed", "unknown")
+# A name ends up in commands that a person may copy.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}")
+_MOST_ADDRESSES = 64
+_LARGEST_MTU = 1 << 17
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkDescription:
+    """One end's link. None always means that it is not known.
+
+    Parameters:
+        adapter: the adapter's name.
+        transport: as AdapterInfo.transport.
+        addresses: as AdapterInfo.addresses.
+        port: the number of the port.
+        port_state, link_layer: as in PortInfo.
+        speed: the port's speed in words of the system, such as "100 Gb/sec (4X EDR)".
+        netdev: the network interface of the GID, which may be a VLAN's, or else of the port.
+        link_mtu: the MTU of that interface.
+        physical: the interface that frames leave by: `netdev`, or the one below a VLAN's. Pause frames, PFC and ECN are settings
+            of it.
+        physical_mtu: the MTU of that interface. A VLAN's cannot be larger.
+        rdma_mtu: the largest payload of the port's packets. On iWARP there is none.
+        gid, gid_index, gid_type: the GID in use, as an IP address.
+        vlan: the VLAN's ID; 0 if frames have no tag.
+        pfc: the priorities with priority flow control.
+        pause_receive, pause_send: whether the interface obeys pause frames, and whether it sends them.
+        ecn_notification: the priorities for which the adapter answers marked packets of RoCE with notifications.
+        ecn_reaction: the priorities for which the adapter sends more slowly after a notification.
+        traffic_class: the TOS byte that librdmacm gives connections unless the program sets another one.
+    """
+
+    adapter: str
+    transport: str
+    addresses: tuple[str, ...] = ()
+    port: int | None = None
+    port_state: str | None = None
+    link_layer: str | None = None
+    speed: str | None = None
+    netdev: str | None = None
+    link_mtu: int | None = None
+    physical: str | None = None
+    physical_mtu: int | None = None
+    rdma_mtu: int | None = None
+    gid: str | None = None
+    gid_index: int | None = None
+    gid_type: str | None = None
+    vlan: int | None = None
+    pfc: tuple[int, ...] | None = None
+    pause_receive: bool | None = None
+    pause_send: bool | None = None
+    ecn_notification: tuple[int, ...] | None = None
+    ecn_reaction: tuple[int, ...] | None = None
+    traffic_class: int | None = None
+
+    @property
+    def has_path_mtu(self) -> bool:
+        """Whether the transport sends packets of its own, with GIDs and a path MTU. Over TCP it does not."""
+        return has_path_mtu(self.transport)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> LinkDescription:
+        """Read what to_dict() wrote on another machine. Texts of unexpected kinds become None, so that none is printed.
+
+        Raises:
+            ValueError: to_dict() cannot have written this.
+        """
+        if not isinstance(values, Mapping):
+            raise ValueError("a description of a link is an object")
+        unknown = sorted(str(name) for name in set(values) - {field.name for field in dataclasses.fields(cls)})
+        if unknown:
+            raise ValueError(f"a description of a link has no {unknown[0][:40]!r}")
+        addresses = values.get("addresses", ())
+        if not isinstance(addresses, (list, tuple)) or len(addresses) > _MOST_ADDRESSES:
+            raise ValueError(f"addresses is a list of at most {_MOST_ADDRESSES}")
+        found = [address for address in map(_address, addresses) if address is not None]
+        return cls(
+            adapter=_matching(values, "adapter", _NAME) or "its adapter",
+            transport=_one_of(values, "transport", _TRANSPORTS) or "unknown",
+            addresses=tuple(found),
+            port=_integer(values, "port", 1, 255),
+            port_state=_one_of(values, "port_state", _STATES),
+            link_layer=_one_of(values, "link_layer", _LINK_LAYERS),
+            speed=_matching(values, "speed", re.compile(r"[A-Za-z0-9][A-Za-z0-9 ./()-]{0,39}")),
+            netdev=_matching(values, "netdev", _NAME),
+            link_mtu=_integer(values, "link_mtu", 0, _LARGEST_MTU),
+            physical=_matching(values, "physical", _NAME),
+            physical_mtu=_integer(values, "physical_mtu", 0, _LARGEST_MTU),
+            rdma_mtu=_integer(values, "rdma_mtu", 0, _LARGEST_MTU),
+            gid=_address(values.get("gid")),
+            gid_index=_integer(values, "gid_index", 0, 1 << 16),
+            gid_type=_one_of(values, "gid_type", _GID_TYPES),
+            vlan=_integer(values, "vlan", 0, 4094),
+            pfc=_priorities(values, "pfc"),
+            pause_receive=_boolean(values, "pause_receive"),
+            pause_send=_boolean(values, "pause_send"),
+            ecn_notification=_priorities(values, "ecn_notification"),
+            ecn_reaction=_priorities(values, "ecn_reaction"),
+            traffic_class=_integer(values, "traffic_class", 0, 255),
+        )
+
+
+def has_path_mtu(transport: str) -> bool:
+    return not Quirk.IWARP_NO_PATH_MTU.value.is_of("", transport)
+
+
+def _text(values: Mapping[str, Any], name: str) -> str | None:
+    value = values.get(name)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} is a text")
+    return value
+
+
+def _matching(values: Mapping[str, Any], name: str, allowed: re.Pattern[str]) -> str | None:
+    value = _text(values, name)
+    return value if value is not None and allowed.fullmatch(value) else None
+
+
+def _one_of(values: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> str | None:
+    value = _text(values, name)
+    return value if value in allowed else None
+
+
+def _address(value: Any) -> str | None:
+    """An IP address, without the scope of its machine."""
+    if not isinstance(value, str) or len(value) > 64:
+        return None
+    try:
+        return str(plain_address(value))
+    except ValueError:
+        return None
+
+
+def _integer(values: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
+    value = values.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{name} is an integer from {low} to {high}")
+    return value
+
+
+def _boolean(values: Mapping[str, Any], name: str) -> bool | None:
+    value = values.get(name)
+    if value is not None and type(value) is not bool:
+        raise ValueError(f"{name} is true or false")
+    return value
+
+
+def _priorities(values: Mapping[str, Any], name: str) -> tuple[int, ...] | None:
+    value = values.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, (list, tuple)) or len(value) > PRIORITIES:
+        raise ValueError(f"{name} is a list of at most {PRIORITIES} priorities")
+    if any(type(entry) is not int or not 0 <= entry < PRIORITIES for entry in value):
+        raise ValueError(f"a priority is an integer from 0 to {PRIORITIES - 1}")
+    return tuple(sorted(set(value)))
+
+
+def plain_description(info: AdapterInfo, port: PortInfo | None, gid: Gid | None) -> LinkDescription:
+    """What an adapter says about itself. A NetworkDirect provider tells the MTU of its interface only."""
+    native = info.provider == "verbs"
+    netdev = info.netdev or (port.netdev if port is not None else None)
+    return LinkDescription(
+        adapter=info.name,
+        transport=info.transport,
+        addresses=tuple(info.addresses),
+        port=port.number if port is not None else None,
+        port_state=port.state if port is not None else info.state,
+        link_layer=port.link_layer if port is not None else None,
+        netdev=netdev,
+        physical=netdev,
+        link_mtu=None if native else info.mtu or None,
+        rdma_mtu=(port.mtu or None) if native and port is not None and has_path_mtu(info.transport) else None,
+        gid=gid.address if gid is not None else None,
+        gid_index=gid.index if gid is not None else None,
+        gid_type=gid.type if gid is not None else None,
+    )
