@@ -6,7 +6,7 @@ import asyncio
 import gc
 
 import pytest
-from defects import differs
+from defects import has_quirk
 from helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require, wait_until
 
 import ndpy
@@ -46,7 +46,7 @@ def run(adapter):
 
     # A kernel's driver is slow in an emulated machine, and so are Windows programs. siw takes longest to connect. There the usual
     # run takes some of the points.
-    slow = 20 if differs(adapter, Quirk.SIW_LEAVES_FIRST_MESSAGE) else 10
+    slow = 20 if has_quirk(adapter, Quirk.SIW_LEAVES_FIRST_MESSAGE) else 10
     start.stride = 1 if STRESS or not has_kernel_driver(adapter) else slow
     return start
 

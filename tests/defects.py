@@ -1,4 +1,4 @@
-"""What tests expect of an adapter that behaves differently. The expectations come from ndpy's table of differences."""
+"""What tests expect of an adapter with quirks. The expectations come from ndpy's table."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import ndpy
 from ndpy.vocabulary.quirks import Quirk
 
 
-def differs(adapter: ndpy.Adapter, quirk: Quirk) -> bool:
-    """Whether the table lists this difference for the adapter."""
-    return quirk in adapter._differences
+def has_quirk(adapter: ndpy.Adapter, quirk: Quirk) -> bool:
+    """Whether the table lists this quirk for the adapter."""
+    return quirk in adapter._quirks
 
 
 def skip_where(adapter: ndpy.Adapter, quirk: Quirk) -> bool:
-    """Skip if the table lists this difference for the adapter."""
-    if differs(adapter, quirk):
-        pytest.skip(f"{adapter.info.name}: {quirk.value.sentence}")
+    """Skip if the table lists this quirk for the adapter."""
+    if has_quirk(adapter, quirk):
+        pytest.skip(f"{adapter.info.name}: {quirk.value.summary}")
 
 
-def expect_defect(request: pytest.FixtureRequest, adapter: ndpy.Adapter, quirk: Quirk) -> bool:
-    """Expect this test to fail if driver and kernel are known to have the defect.
+def expect_quirk(request: pytest.FixtureRequest, adapter: ndpy.Adapter, quirk: Quirk) -> bool:
+    """Expect this test to fail if driver and kernel are known to have the quirk.
 
     If it passes there, that is a failure too. A test that would bring the machine down is skipped.
     Returns whether they are known to, so that the test need not wait long for what never comes.
     """
-    defect = quirk.value
-    if not differs(adapter, quirk) or not defect.is_in(platform.release()):
+    facts = quirk.value
+    if not has_quirk(adapter, quirk) or not facts.is_in(platform.release()):
         return False
-    reason = f"{defect.sentence} ({defect.reference})"
-    if defect.deadly:
+    reason = f"{facts.summary} ({facts.reference})"
+    if facts.crashes_machine:
         pytest.skip(reason)
     request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
     return True

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import remote
 from deadlines import DEADLINE_S as DEADLINE_S
-from defects import differs, skip_where
+from defects import has_quirk, skip_where
 
 import ndpy
 import ndpy.ndk
@@ -385,7 +385,7 @@ def assert_refused(end: End, operation: Operation, context: int) -> None:
     """
     (completion,) = take(end.cq)
     assert (completion.operation, completion.context) == (operation, context)
-    if differs(end.queue_pair.adapter, Quirk.IWARP_NO_ACKNOWLEDGEMENT):
+    if has_quirk(end.queue_pair.adapter, Quirk.IWARP_NO_ACKNOWLEDGEMENT):
         assert operation is Operation.WRITE or not completion.ok
         end.connector.wait_disconnected(DEADLINE_S)
         return

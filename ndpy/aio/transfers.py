@@ -43,7 +43,7 @@ _LOCAL_WRITE = int(Access.LOCAL_WRITE)
 
 def has_usable_windows(adapter: Adapter) -> bool:
     """Whether what is exposed is behind memory windows. Otherwise it is a region of its own."""
-    return Capability.MEMORY_WINDOWS in adapter.info.capabilities and Quirk.RXE_BINDS_AGAIN not in adapter._differences
+    return Capability.MEMORY_WINDOWS in adapter.info.capabilities and Quirk.RXE_BINDS_AGAIN not in adapter._quirks
 
 
 class Transfers(Uncopied, abc.ABC):

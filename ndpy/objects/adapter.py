@@ -155,7 +155,7 @@ class Adapter(_core.Adapter, Resource):
     def __init__(self, info: AdapterInfo) -> None:
         self.info = info
         #: The quirks of its driver and transport.
-        self._differences = quirks.differences(info)
+        self._quirks = quirks.quirks_of(info)
         #: Serial numbers of open objects except regions, and of calls that make objects. The collector clears weak
         #: references before it calls finalizers. So an object that is about to be adopted is only in here.
         self._open: set[int] = set()

@@ -125,7 +125,7 @@ def _memory_of(completion: Completion, queue_pair: QueuePair) -> str:
     """The peer's memory that a failed request named, and the right that it needs, or ""."""
     right = _RIGHTS.get(completion.operation)
     # On iWARP the peer of a wrong read ends the connection, and that is all that is heard of it.
-    may_be = completion.status is Status.CANCELED and Quirk.IWARP_NO_ACKNOWLEDGEMENT in queue_pair._adapter._differences
+    may_be = completion.status is Status.CANCELED and Quirk.IWARP_NO_ACKNOWLEDGEMENT in queue_pair._adapter._quirks
     if right is None or not (may_be or completion.status in _OF_MEMORY):
         return ""
     failed = queue_pair._first_failure()

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from aio_ends import LONG, OPTIONS, SHORT, echo, pattern, require_closed, require_usable, wait_for
-from defects import differs
+from defects import has_quirk
 from helpers import DEADLINE_S, host_of, require
 
 import ndpy
@@ -374,7 +374,7 @@ def test_a_refusal_is_told_though_the_receives_were_cancelled_before_it(adapter,
             (client,) = begun
             with adapter._events.resting(DEADLINE_S):
                 request.reject()
-                if not differs(adapter, Quirk.SIW_CANCELS_BEFORE_REFUSALS):
+                if not has_quirk(adapter, Quirk.SIW_CANCELS_BEFORE_REFUSALS):
                     client._on_completion(cancelled)
                 await wait_for(lambda: statuses)
             with pytest.raises(ndpy.ConnectionRefusedError):

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from defects import expect_defect
+from defects import expect_quirk
 from helpers import (
     CLOCK_TICK_S,
     DEADLINE_S,
@@ -243,7 +243,7 @@ def test_g_2_1_arming_notifies_once(pair):
 
 
 def test_g_2_2_solicited_waits_for_a_solicited_send(request, pair):
-    never = expect_defect(request, pair.adapter, Quirk.SIW_NEVER_SOLICITED)
+    never = expect_quirk(request, pair.adapter, Quirk.SIW_NEVER_SOLICITED)
     notified = pair.server.cq.arm(Notify.SOLICITED)
     message(pair)
     assert still_running(notified)
@@ -252,7 +252,7 @@ def test_g_2_2_solicited_waits_for_a_solicited_send(request, pair):
 
 
 def test_g_2_9_the_event_of_an_earlier_arming_ends_no_later_notification(request, pair):
-    never = expect_defect(request, pair.adapter, Quirk.SIW_NEVER_SOLICITED)
+    never = expect_quirk(request, pair.adapter, Quirk.SIW_NEVER_SOLICITED)
     pair.server.cq.arm().cancel()
     message(pair)
     succeed(pair.server.cq)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from defects import expect_defect
+from defects import expect_quirk
 from helpers import (
     CLOCK_TICK_S,
     DEADLINE_S,
@@ -536,7 +536,7 @@ def test_h_7_3_no_private_data_is_nothing(adapter, keep, ends):
 
 def test_h_7_5_read_limits_are_seen_from_the_caller(request, adapter, keep, ends):
     """The contract's example: connect(4, 7) gives the server (7, 4), and accept(5, 3) gives the client (3, 5)."""
-    expect_defect(request, adapter, Quirk.SIW_IGNORES_READ_LIMIT)
+    expect_quirk(request, adapter, Quirk.SIW_IGNORES_READ_LIMIT)
     info = adapter.info
     if min(info.max_inbound_read_limit, info.max_outbound_read_limit) < 7:
         pytest.skip(f"{info.name} runs fewer than 7 reads at once")

@@ -9,7 +9,7 @@ import mmap
 import threading
 
 import pytest
-from defects import expect_defect
+from defects import expect_quirk
 from helpers import (
     DEADLINE_S,
     ask,
@@ -365,7 +365,7 @@ def test_d_3_3_remote_read_grants_reading_only(pair, keep):
 
 
 def test_d_3_3_remote_write_grants_writing_only(request, pair, keep):
-    expect_defect(request, pair.adapter, Quirk.SIW_READS_WITHOUT_RIGHT)
+    expect_quirk(request, pair.adapter, Quirk.SIW_READS_WITHOUT_RIGHT)
     owner = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
     remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, b"written!", sink_access(pair.adapter))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from defects import expect_defect
+from defects import expect_quirk
 from helpers import (
     DEADLINE_S,
     assert_quiet,
@@ -272,7 +272,7 @@ def test_e_3_3_another_queue_pair_cannot_use_the_window(window_pair, keep, windo
 
 
 def test_e_3_4_one_byte_past_the_end_is_refused(request, window_pair, keep, window, owner, local):
-    expect_defect(request, window_pair.adapter, Quirk.RXE_WINDOW_BOUNDS)
+    expect_quirk(request, window_pair.adapter, Quirk.RXE_WINDOW_BOUNDS)
     remote = bind(window_pair.server, window, owner[0:4000], READ | WRITE)
     beyond = RemoteMemory(remote.address, 4001, remote.token)
     window_pair.client.queue_pair.write(local[:4001], beyond, context=8)
@@ -280,7 +280,7 @@ def test_e_3_4_one_byte_past_the_end_is_refused(request, window_pair, keep, wind
 
 
 def test_e_3_4_one_byte_before_the_beginning_is_refused(request, window_pair, keep, window, owner, local):
-    expect_defect(request, window_pair.adapter, Quirk.RXE_WINDOW_BOUNDS)
+    expect_quirk(request, window_pair.adapter, Quirk.RXE_WINDOW_BOUNDS)
     remote = bind(window_pair.server, window, owner[64:128], READ | WRITE)
     before = RemoteMemory(remote.address - 1, 2, remote.token)
     window_pair.client.queue_pair.write(local[:2], before, context=8)

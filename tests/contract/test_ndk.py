@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from defects import differs
+from defects import has_quirk
 from helpers import (
     DEADLINE_S,
     QUIET_S,
@@ -270,7 +270,7 @@ def test_j_11_the_adapter_says_whether_read_sink_is_required(adapter):
     assert NdkAdapterFlags.RDMA_READ_SINK_NOT_REQUIRED == 0x2
     required = ndpy.Capability.READ_SINK_REQUIRED in adapter.info.capabilities
     assert (ndk.adapter_flags(adapter) == NdkAdapterFlags.NONE) is required
-    assert required or not differs(adapter, Quirk.IWARP_READ_SINK_NEEDS_REMOTE_WRITE)
+    assert required or not has_quirk(adapter, Quirk.IWARP_READ_SINK_NEEDS_REMOTE_WRITE)
 
 
 def test_j_12_read_sink_never_fails_a_registration(mrs):

@@ -11,11 +11,11 @@ from helpers import connect_pair, create_end, host_of
 
 import ndpy
 from ndpy.tools.doctor import LinkDescription, describe_link
-from ndpy.vocabulary.quirks import Quirk, differences
+from ndpy.vocabulary.quirks import Quirk, quirks_of
 
 
 def has_paths(adapter) -> bool:
-    return adapter.info.provider == "verbs" and Quirk.IWARP_NO_PATH_MTU not in differences(adapter.info)
+    return adapter.info.provider == "verbs" and Quirk.IWARP_NO_PATH_MTU not in quirks_of(adapter.info)
 
 
 def test_there_is_no_path_without_a_connection(adapter, keep):

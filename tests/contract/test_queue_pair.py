@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from defects import differs
+from defects import has_quirk
 from helpers import (
     DEADLINE_S,
     ask,
@@ -451,7 +451,7 @@ def test_f_3_4_a_message_longer_than_its_receive_ends_the_connection(pair, keep)
     pair.client.connector.wait_disconnected(DEADLINE_S)
     (sent,) = take(pair.client.cq)
     assert sent.context == 3
-    if not differs(pair.adapter, Quirk.IWARP_NO_ACKNOWLEDGEMENT):
+    if not has_quirk(pair.adapter, Quirk.IWARP_NO_ACKNOWLEDGEMENT):
         # Contract M.11 decides for DATA_OVERRUN. Where the responder's answer is not specific, the send ends with
         # REMOTE_ERROR, as the documentation suggests.
         assert sent.status in (Status.DATA_OVERRUN, Status.REMOTE_ERROR)
@@ -681,7 +681,7 @@ def test_f_4_7_a_wrong_local_token_is_a_violation(pair, keep):
 
 
 def test_where_only_connectors_connect_endpoints_are_refused(adapter, keep):
-    if ndpy.Capability.GIDS in adapter.info.capabilities and not differs(adapter, Quirk.IWARP_MANAGER_ONLY):
+    if ndpy.Capability.GIDS in adapter.info.capabilities and not has_quirk(adapter, Quirk.IWARP_MANAGER_ONLY):
         pytest.skip(f"{adapter.info.name} connects by endpoints too")
     queue_pair = create_end(keep, adapter).queue_pair
     peer = ndpy.Endpoint(lid=0, qp_number=1, psn=0, gid=bytes(16))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from defects import differs
+from defects import has_quirk
 from helpers import (
     DEADLINE_S,
     SEED,
@@ -136,7 +136,7 @@ class Link:
         self.adapter = adapter
         self.immediate = Capability.IMMEDIATE_DATA in adapter.info.capabilities
         # Of unreliable connections, and on iWARP, where nothing answers a write.
-        self.writes_end_early = Operation.READ not in kinds or differs(adapter, Quirk.IWARP_NO_ACKNOWLEDGEMENT)
+        self.writes_end_early = Operation.READ not in kinds or has_quirk(adapter, Quirk.IWARP_NO_ACKNOWLEDGEMENT)
         self.is_datagram = isinstance(self.sides[0].queue_pair, ndpy.DatagramQueuePair)
         self.destinations: dict[int, ndpy.Destination] = {}
         if self.is_datagram:
@@ -154,7 +154,7 @@ class Machine:
         self.chance = random.Random(seed)
         self.capabilities = adapter.info.capabilities
         # A busy machine answers late, and then requests are sent again.
-        self.may_fence = not differs(adapter, Quirk.RXE_FENCE_WAITS_FOR_ITSELF)
+        self.may_fence = not has_quirk(adapter, Quirk.RXE_FENCE_WAITS_FOR_ITSELF)
         self.posted = 0
         self.contexts = 0
         #: How often each thing was done, so that a test can tell that it was done at all.
@@ -320,7 +320,7 @@ class Machine:
     def within_a_page(self, side: Side, start: int, length: int) -> int:
         """Where to begin instead, if the driver cannot send so few bytes from two pages."""
         place = side.arena.region.address + start
-        if length < SHORT and differs(self.adapter, Quirk.SIW_GARBLES_SHORT_DATA_ACROSS_PAGES):
+        if length < SHORT and has_quirk(self.adapter, Quirk.SIW_GARBLES_SHORT_DATA_ACROSS_PAGES):
             beyond = (place + length) % PAGE
             if beyond < length and beyond > 0:
                 later = start + length - beyond
@@ -404,7 +404,7 @@ class Machine:
     def add_read(
         self, source: Side, sink: Side, step: Step, place: int, options: dict[str, Any], flags: Flags
     ) -> Expected | None:
-        least = 1 if differs(self.adapter, Quirk.SIW_ANSWERS_EMPTY_READS_WITH_DATA) else 0
+        least = 1 if has_quirk(self.adapter, Quirk.SIW_ANSWERS_EMPTY_READS_WITH_DATA) else 0
         length = self.chance.randint(least, SLOT)
         remote, start = self.target(sink, length)
         if self.within_a_page(sink, start, length) != start:
@@ -520,7 +520,7 @@ class Machine:
     # ---- what is refused ----
 
     def bind(self, side: Side) -> None:
-        if not self.has(Capability.MEMORY_WINDOWS) or differs(self.adapter, Quirk.RXE_INVALIDATES_ANY_WINDOW):
+        if not self.has(Capability.MEMORY_WINDOWS) or has_quirk(self.adapter, Quirk.RXE_INVALIDATES_ANY_WINDOW):
             return
         former, side.window = side.window, None
         if former is not None:
@@ -555,7 +555,7 @@ class Machine:
 
     def refuse(self, name: str, link: Link, source: Side, sink: Side) -> bool:
         """Write without the right, which ends the connection, and make another one. False if that cannot be."""
-        if name not in ("RC", "shared") or differs(self.adapter, Quirk.IWARP_NO_ACKNOWLEDGEMENT):
+        if name not in ("RC", "shared") or has_quirk(self.adapter, Quirk.IWARP_NO_ACKNOWLEDGEMENT):
             return False
         private = memory(self.keep, sink.end.adapter, b"original", Access.REMOTE_READ)
         source.queue_pair.write(source.arena.region[0:8], private.remote(), context=9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from defects import expect_defect
+from defects import expect_quirk
 from helpers import (
     DEADLINE_S,
     assert_quiet,
@@ -231,7 +231,7 @@ def test_i_4_2_with_a_shared_receive_queue(keep, adapter):
 
 def test_i_4_2_a_window_of_another_connection_is_not_touched(request, invalidating, keep, owner):
     """The descriptor must name a window of the peer's end. Any other window ends the connection."""
-    expect_defect(request, invalidating.adapter, Quirk.RXE_INVALIDATES_ANY_WINDOW)
+    expect_quirk(request, invalidating.adapter, Quirk.RXE_INVALIDATES_ANY_WINDOW)
     client, server = invalidating
     second = connect_pair(keep, invalidating.adapter)
     window = new_window(keep, invalidating.adapter)
@@ -248,7 +248,7 @@ def test_i_4_2_a_window_of_another_connection_is_not_touched(request, invalidati
 
 
 def test_i_4_2_an_unbound_window_ends_the_connection(request, invalidating, keep, owner):
-    expect_defect(request, invalidating.adapter, Quirk.RXE_INVALIDATE_OF_UNBOUND_WINDOW)
+    expect_quirk(request, invalidating.adapter, Quirk.RXE_INVALIDATE_OF_UNBOUND_WINDOW)
     client, server = invalidating
     window = new_window(keep, invalidating.adapter)
     stale = bind(server, window, owner)

@@ -9,7 +9,7 @@ import time
 from contextlib import closing
 
 import pytest
-from defects import expect_defect
+from defects import expect_quirk
 from helpers import DEADLINE_S, SEED, only_under_stress, require, rounds, sample, wait_until
 from hosts import traffic
 from hosts.conftest import NETDEV
@@ -94,7 +94,7 @@ def _patient(adapter):
 def test_a_bind_behind_a_request_whose_acknowledgement_is_lost(request, adapter, server, network):
     """The adapter repeats the request, and must not bind once more."""
     require(adapter, ndpy.Capability.MEMORY_WINDOWS)
-    expect_defect(request, adapter, Quirk.RXE_BINDS_AGAIN)
+    expect_quirk(request, adapter, Quirk.RXE_BINDS_AGAIN)
     with closing(traffic.Client(adapter, server.address, random.Random(SEED), retry=_patient(adapter))) as client:
         end = client.end
         with adapter.create_memory_window() as window:

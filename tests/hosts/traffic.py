@@ -14,7 +14,7 @@ import threading
 import time
 import zlib
 
-from defects import differs
+from defects import has_quirk
 
 import ndpy
 from ndpy import Access, Operation, RetryPolicy
@@ -188,7 +188,7 @@ class Client:
         except BaseException:
             self.end.close()
             raise
-        for _ in range(2 if differs(adapter, Quirk.SIW_LEAVES_FIRST_MESSAGE) else 0):
+        for _ in range(2 if has_quirk(adapter, Quirk.SIW_LEAVES_FIRST_MESSAGE) else 0):
             self._probe()
             time.sleep(0.1)
         self.remote = ndpy.RemoteMemory.from_bytes(self.connector.private_data[:20])

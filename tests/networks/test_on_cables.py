@@ -179,7 +179,7 @@ def test_link_local_addresses_are_those_of_their_vlan(cable, keep):
 @pytest.mark.parametrize("own", [NEAR_VLAN, "near0.10"], ids=["address", "interface"])
 def test_endpoints_by_hand_go_by_the_vlan_of_their_gid(cable, keep, own):
     if cable.all[cable.near].transport == "iWARP":
-        pytest.skip(Quirk.IWARP_MANAGER_ONLY.value.sentence)
+        pytest.skip(Quirk.IWARP_MANAGER_ONLY.value.summary)
     near, far = keep(ndpy.open_adapter(cable.near)), keep(ndpy.open_adapter(cable.far))
     ends = create_end(keep, near), create_end(keep, far)
     endpoints = [end.queue_pair.local_endpoint(gid=gid) for end, gid in zip(ends, (own, FAR_VLAN), strict=True)]

@@ -22,7 +22,7 @@ from ndpy.tools.doctor.linux import routable
 from ndpy.vocabulary.addresses import Reach, reach
 from ndpy.vocabulary.endpoint import MTUS, Endpoint
 from ndpy.vocabulary.info import Gid
-from ndpy.vocabulary.quirks import differences
+from ndpy.vocabulary.quirks import quirks_of
 
 V1 = Gid(0, bytes(10) + b"\xff\xff\xc0\x00\x02\x01", "RoCE v1", "192.0.2.1")
 LINK_LOCAL = Gid(1, b"\xfe\x80" + bytes(13) + b"\x01", "RoCE v2", "fe80::1")
@@ -42,9 +42,7 @@ def with_ports(info, *ports, **others):
     made = tuple(dataclasses.replace(first, **{"number": number, **port}) for number, port in enumerate(ports, 1))
     info = dataclasses.replace(info, ports=made, **others)
     states = dict.fromkeys((1, 2), "active")
-    return types.SimpleNamespace(
-        info=info, _port=2, states=states, _state_of_port=states.get, _differences=differences(info)
-    )
+    return types.SimpleNamespace(info=info, _port=2, states=states, _state_of_port=states.get, _quirks=quirks_of(info))
 
 
 # ---- adapters ----

@@ -285,7 +285,7 @@ def test_ctrl_c_in_the_middle_loses_no_details(fake, queue, queue_pair, monkeypa
 
 
 def test_a_driver_that_cannot_go_to_the_next_one_is_polled_one_by_one(fake, adapter, monkeypatch):
-    monkeypatch.setattr(adapter, "_differences", {Quirk.RXE_NEXT_POLL_GOES_TOO_FAR})
+    monkeypatch.setattr(adapter, "_quirks", {Quirk.RXE_NEXT_POLL_GOES_TOO_FAR})
     with make_queue(adapter) as queue, adapter.create_queue_pair(queue) as queue_pair:
         receive(fake, queue_pair, 5)
         before = fake.extended.next_polls

@@ -1,4 +1,4 @@
-"""The table of differences between drivers. Nothing else in ndpy knows the drivers' names."""
+"""The table of quirks. Nothing else in ndpy knows the drivers' names."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_only_the_table_knows_the_drivers_by_name(path):
         ('info.driver == "rdma_rxe"', 1),
         ('adapter.info.transport != "iWARP"', 1),
         ('driver in ("mlx5_core", "siw")', 1),
-        ("Quirk.SIW_OVERTAKES_READS in adapter._differences", 0),
+        ("Quirk.SIW_OVERTAKES_READS in adapter._quirks", 0),
         ('{"iWARP": ", or a firewall"}.get(info.transport, "")', 0),
         ('transport = "iWARP"', 0),
     ],
@@ -78,21 +78,23 @@ def test_each_entry_is_somebodys_and_says_what_and_where(quirk):
     assert bool(entry.driver) is not bool(entry.transport)
     prefix = {"rdma_rxe": "RXE_", "siw": "SIW_", "iWARP": "IWARP_"}[entry.driver or entry.transport]
     assert quirk.name.startswith(prefix)
-    assert entry.sentence and entry.reference
-    assert not entry.sentence.endswith(".")
+    assert entry.summary and entry.reference
+    assert not entry.summary.endswith(".")
 
 
 def test_an_adapter_has_the_entries_of_its_driver_and_of_its_transport():
-    on_siw = quirks.differences(adapter("siw", "iWARP"))
+    on_siw = quirks.quirks_of(adapter("siw", "iWARP"))
     assert {Quirk.SIW_OVERTAKES_READS, Quirk.IWARP_MANAGER_ONLY} < on_siw
     assert Quirk.RXE_WINDOW_BOUNDS not in on_siw
-    assert quirks.differences(adapter("mlx5_core", "RoCE")) == frozenset()
+    assert quirks.quirks_of(adapter("mlx5_core", "RoCE")) == frozenset()
 
 
 def test_users_are_spared_on_kernels_too_that_nobody_looked_at():
-    assert Quirk.RXE_FLUSHES_ITS_OWN_FAULT in quirks.differences(adapter("rdma_rxe", "RoCE"), "6.6.1")
-    assert quirks.spared("rdma_rxe", "6.6.1", "read-write/own-unknown-token") is None
-    assert quirks.spared("rdma_rxe", "6.12.1", "read-write/own-unknown-token") is not None
+    assert Quirk.RXE_FLUSHES_ITS_OWN_FAULT in quirks.quirks_of(adapter("rdma_rxe", "RoCE"), "6.6.1")
+    quirk = Quirk.RXE_FLUSHES_ITS_OWN_FAULT.value
+    assert quirk.workaround
+    assert quirk not in quirks.known("rdma_rxe", "6.6.1")
+    assert quirk in quirks.known("rdma_rxe", "6.12.1")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_users_are_spared_on_kernels_too_that_nobody_looked_at():
     ],
 )
 def test_an_entry_holds_for_the_kernels_from_the_first_to_the_last(release, known, past):
-    entry = quirks.Difference("it differs", "somewhere", driver="some", first=(6, 2), last=(6, 5))
+    entry = quirks.Facts("it is odd", "somewhere", driver="some", first=(6, 2), last=(6, 5))
     assert (entry.is_in(release), entry.is_past(release)) == (known, past)
 
 

@@ -165,7 +165,7 @@ def judged(verdict, reason, *, driver="rdma_rxe", release="6.1.0-50-amd64", name
     return runner.judge(Result(Check(group, name, "claim", (), lambda testbed: ""), verdict, reason), driver, release)
 
 
-def test_a_listed_defect_is_known():
+def test_a_listed_quirk_is_known():
     result = judged(Verdict.FAIL, "the write was not refused")
     assert result.verdict is Verdict.KNOWN
     assert "rxe_resp.c" in result.reference
@@ -185,13 +185,13 @@ def test_everything_else_is_a_failure(reason, changes):
     assert judged(Verdict.FAIL, reason, **changes).verdict is Verdict.FAIL
 
 
-def test_a_listed_defect_that_is_gone_is_reported():
+def test_a_listed_quirk_that_is_gone_is_reported():
     result = judged(Verdict.PASS, "refused")
     assert result.verdict is Verdict.PASS
     assert "not seen" in result.reason
 
 
-def test_a_defect_that_ndpy_spares_its_users_excuses_nothing_and_is_told():
+def test_a_quirk_with_a_workaround_excuses_nothing_and_is_told():
     check = {"name": "notification/failure-tells", "release": "6.12.107+deb13-amd64"}
     assert judged(Verdict.FAIL, "arm: not finished within 3 s", **check).verdict is Verdict.FAIL
     passed = judged(Verdict.PASS, "told", **check)

@@ -347,11 +347,11 @@ def test_it_says_whether_completion_queues_can_be_resized(bare, soft, monkeypatc
         assert (ndpy.Capability.RESIZE_COMPLETION_QUEUE in adapter.info.capabilities) is resizable
 
 
-def test_it_lacks_the_differences_of_iwarp_that_it_does_not_have(bare, soft):
+def test_it_lacks_the_quirks_of_iwarp_that_it_does_not_have(bare, soft):
     with soft.open() as adapter:
-        has = {quirk for quirk in Quirk if quirk.value.transport == "iWARP" and quirk in adapter._differences}
+        has = {quirk for quirk in Quirk if quirk.value.transport == "iWARP" and quirk in adapter._quirks}
     assert has == {Quirk.IWARP_NO_IMMEDIATE_DATA, Quirk.IWARP_NO_PATH_MTU}
-    assert not any(quirk.value.driver for quirk in adapter._differences)
+    assert not any(quirk.value.driver for quirk in adapter._quirks)
 
 
 def test_its_link_is_what_the_machine_has(bare, soft):

@@ -6,7 +6,7 @@ import dataclasses
 import time
 
 import pytest
-from defects import differs, skip_where
+from defects import has_quirk, skip_where
 from helpers import ask, assert_quiet, contexts, create_end, establish, memory, statuses, succeed, take
 
 import ndpy
@@ -208,7 +208,7 @@ def test_before_a_connection_there_are_no_read_limits(adapter, keep):
 
 
 def test_a_lost_iwarp_connection_is_not_explained_with_roce(pair):
-    if not differs(pair.adapter, Quirk.IWARP_NO_PATH_MTU):
+    if not has_quirk(pair.adapter, Quirk.IWARP_NO_PATH_MTU):
         pytest.skip(f"{pair.adapter.info.name} does not speak iWARP")
     said = pair.client.queue_pair._explain(Status.IO_TIMEOUT)
     assert "4791" not in said and "GID" not in said

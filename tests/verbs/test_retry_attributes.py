@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from defects import differs
+from defects import has_quirk
 from helpers import ask, create_end, establish, require
 from ndpy._verbs import ffi, lib
 
@@ -25,7 +25,7 @@ def told(queue_pair) -> RetryPolicy:
 
 def most_retries(adapter) -> int:
     """rxe tries for ever if the count is 7."""
-    return 6 if differs(adapter, Quirk.RXE_RETRIES_FOR_EVER) else 7
+    return 6 if has_quirk(adapter, Quirk.RXE_RETRIES_FOR_EVER) else 7
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from defects import expect_defect
+from defects import expect_quirk
 from helpers import DEADLINE_S, sample, wait_until
 from processes import Process
 
@@ -97,5 +97,5 @@ def test_who_leaves_a_silent_host_does_not_have_to_wait(link):
 
 
 def test_a_request_ends_although_the_path_carries_shorter_packets_than_before(request, adapter, link):
-    expect_defect(request, adapter, Quirk.RXE_SPINS_ON_LONG_PACKETS)
+    expect_quirk(request, adapter, Quirk.RXE_SPINS_ON_LONG_PACKETS)
     assert "\n1 completions" in on_two_ends("shrink", link)

@@ -85,12 +85,12 @@ class VerbsAdapter(Adapter):
         self._datagram_calls: weakref.WeakValueDictionary[int, DatagramCall[Any]] = weakref.WeakValueDictionary()
         #: Whether the driver tells when a queue pair has taken its last shared receive. None until one has been waited for.
         self._tells_last_receives: bool | None = None
-        if self._differences & {Quirk.RXE_TELLS_NO_LAST_RECEIVE, Quirk.SIW_TELLS_NO_LAST_RECEIVE}:
+        if self._quirks & {Quirk.RXE_TELLS_NO_LAST_RECEIVE, Quirk.SIW_TELLS_NO_LAST_RECEIVE}:
             self._tells_last_receives = False
         self._cm_event = ffi.new("struct ndpy_cm_event *")
         self._async_event = ffi.new("struct ndpy_async_event *")
         self._context = open_context(info.name)
-        if Quirk.SIW_REFUSES_A_PAGE in self._differences:
+        if Quirk.SIW_REFUSES_A_PAGE in self._quirks:
             self._reserved = reserved_page.occupy(self._context)
         self._domain = check_pointer("open adapter", lib.ibv_alloc_pd(self._context))
         self._channel = self._open_channel()
@@ -295,7 +295,7 @@ class VerbsAdapter(Adapter):
             queue_pair.failure = text(lib.ibv_event_type_str(kind))
             # A peer had no right to an access. rxe still has to answer it, and then ends the queue pair itself (see
             # Quirk.RXE_ACCESS_EVENT_COMES_EARLY). iWARP has no such answer.
-            answers = kind == lib.IBV_EVENT_QP_ACCESS_ERR and Quirk.IWARP_NO_ACKNOWLEDGEMENT not in self._differences
+            answers = kind == lib.IBV_EVENT_QP_ACCESS_ERR and Quirk.IWARP_NO_ACKNOWLEDGEMENT not in self._quirks
             queue_pair._end_connection(natively=not answers)
 
     # ---- the end ----

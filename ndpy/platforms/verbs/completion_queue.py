@@ -70,7 +70,7 @@ class VerbsCompletionQueue(CompletionQueue):
             details, single = self._details.value, int(self._single_threaded)
             create, context = lib.ndpy_create_extended_queue, adapter._context
             self._cq = new_pointer(operation, create, context, depth, serial, self._channel, details, single)
-            singly = Quirk.RXE_NEXT_POLL_GOES_TOO_FAR in adapter._differences
+            singly = Quirk.RXE_NEXT_POLL_GOES_TOO_FAR in adapter._quirks
             self._native = check_pointer(operation, lib.ndpy_extended_queue_new(self._cq, details, int(singly)))
             return
         self._cq = new_pointer(operation, lib.ibv_create_cq, adapter._context, depth, serial, self._channel, 0)
@@ -187,7 +187,7 @@ class VerbsCompletionQueue(CompletionQueue):
                 if self._notify_of_stored():
                     return True
         self._watch_channel()
-        if kind is Notify.SOLICITED and self._adapter._differences & _SILENT_FAILURES:
+        if kind is Notify.SOLICITED and self._adapter._quirks & _SILENT_FAILURES:
             self._adapter._events.look_regularly(self._look_for_failures)
         return False
 
@@ -282,14 +282,14 @@ class VerbsCompletionQueue(CompletionQueue):
         queue_pair = posted.queue_pair()
         if queue_pair is None or queue_pair.connection_ended:
             return False
-        return Quirk.RXE_FLUSHES_ITS_OWN_FAULT in self._adapter._differences and not _is_intact(record, sink=False)
+        return Quirk.RXE_FLUSHES_ITS_OWN_FAULT in self._adapter._quirks and not _is_intact(record, sink=False)
 
     def _is_loss(self, record: Any, operation: int) -> bool:
         """Whether a request was not sent because the connection was lost, and not because of its memory."""
-        differences = self._adapter._differences
-        if Quirk.IWARP_ONE_STATUS_FOR_LOSS_AND_MEMORY in differences:
+        quirks = self._adapter._quirks
+        if Quirk.IWARP_ONE_STATUS_FOR_LOSS_AND_MEMORY in quirks:
             return record is not None and _is_intact(record, operation == Operation.READ)
-        return Quirk.RXE_ONE_STATUS_FOR_PORT_AND_MEMORY in differences and self._adapter.port_state != "active"
+        return Quirk.RXE_ONE_STATUS_FOR_PORT_AND_MEMORY in quirks and self._adapter.port_state != "active"
 
 
 def _is_intact(record: Any, sink: bool) -> bool:

@@ -67,10 +67,10 @@ class VerbsConnector(Connector, ManagerClient):
         #: The peer left before complete_connect(), on a transport whose connection is up before that call. The peer's
         #: messages have arrived.
         self._left_early = False
-        self._differences = adapter._differences
-        self._answers_late = Quirk.RXE_ANSWERS_LATE in self._differences
-        self._up_at_the_reply = Quirk.IWARP_UP_AT_THE_REPLY in self._differences
-        self._kernel_moves_queue_pair = Quirk.IWARP_KERNEL_MOVES_QUEUE_PAIRS in self._differences
+        self._quirks = adapter._quirks
+        self._answers_late = Quirk.RXE_ANSWERS_LATE in self._quirks
+        self._up_at_the_reply = Quirk.IWARP_UP_AT_THE_REPLY in self._quirks
+        self._kernel_moves_queue_pair = Quirk.IWARP_KERNEL_MOVES_QUEUE_PAIRS in self._quirks
         self._offer_spends_queue_pair = self._up_at_the_reply
         # By then the kernel has not moved the queue pair yet, but ndpy has.
         self._refused_accept_spends_queue_pair = not self._kernel_moves_queue_pair
@@ -155,7 +155,7 @@ class VerbsConnector(Connector, ManagerClient):
     def _native_withdraw(self, former: State) -> None:
         if self._id is None:
             return
-        if former == "connecting" and Quirk.IWARP_DESTROY_WAITS in self._differences:
+        if former == "connecting" and Quirk.IWARP_DESTROY_WAITS in self._quirks:
             identifier, self._id = self._id, None
             if not self._give_up_call():
                 self._adapter._in_background(lambda: lib.rdma_destroy_id(identifier))
@@ -300,7 +300,7 @@ class VerbsConnector(Connector, ManagerClient):
 
         It cannot send from a queue pair in the error state.
         """
-        if Quirk.IWARP_DISCONNECT_SENDS_THE_QUEUE not in self._differences and self.queue_pair is not None:
+        if Quirk.IWARP_DISCONNECT_SENDS_THE_QUEUE not in self._quirks and self.queue_pair is not None:
             self.queue_pair._end_connection()
 
     def _native_tell_peer(self) -> None:
@@ -384,7 +384,7 @@ class VerbsConnector(Connector, ManagerClient):
                 return
             if kind == lib.RDMA_CM_EVENT_ROUTE_RESOLVED:
                 parameters, kept = self._native_parameters()
-                if Quirk.SIW_CONNECT_BLOCKS in self._differences:
+                if Quirk.SIW_CONNECT_BLOCKS in self._quirks:
                     self._connect_call = ConnectCall(
                         self._id, parameters, kept, self._state_lock, self._on_connect_call_failed
                     )
@@ -395,7 +395,7 @@ class VerbsConnector(Connector, ManagerClient):
             if kind in (lib.RDMA_CM_EVENT_CONNECT_RESPONSE, lib.RDMA_CM_EVENT_ESTABLISHED):
                 self._peer_shares = event.srq
                 limits = ReadLimits(event.responder_resources, event.initiator_depth)
-                if Quirk.SIW_SWAPS_READ_LIMITS in self._differences:
+                if Quirk.SIW_SWAPS_READ_LIMITS in self._quirks:
                     limits = ReadLimits(limits.outbound, limits.inbound)
                 self._on_offered(event.private_data, limits)
                 return
@@ -404,7 +404,7 @@ class VerbsConnector(Connector, ManagerClient):
             # Drop the traceback: its frames refer to the error.
             error = failure.with_traceback(None)
         if error is not None:
-            spends = Quirk.IWARP_ATTEMPT_USES_QUEUE_PAIR_UP in self._differences
+            spends = Quirk.IWARP_ATTEMPT_USES_QUEUE_PAIR_UP in self._quirks
             self._on_connect_failed(error, spent=spends and kind == lib.RDMA_CM_EVENT_REJECTED)
 
     def _on_connect_call_failed(self, number: int) -> None:
@@ -443,7 +443,7 @@ class VerbsConnector(Connector, ManagerClient):
 
     @property
     def _refusals_are_errnos(self) -> bool:
-        return Quirk.IWARP_REFUSALS_ARE_ERRNOS in self._differences
+        return Quirk.IWARP_REFUSALS_ARE_ERRNOS in self._quirks
 
     def _refusal(self, message: str, operation: str, number: int) -> errors.NdpyError:
         name = None if self._refusals_are_errnos else _REJECT_NAMES.get(number, "")

@@ -98,7 +98,7 @@ def find_gid(adapter: VerbsAdapter, port: PortInfo, wanted: int | str) -> Gid:
 def local_endpoint_of(adapter: VerbsAdapter, qp_number: int, wanted: int | str | None, psn: int | None) -> Endpoint:
     """The local endpoint of a queue pair."""
     port = active_port(adapter)
-    if Quirk.IWARP_MANAGER_ONLY in adapter._differences:
+    if Quirk.IWARP_MANAGER_ONLY in adapter._quirks:
         raise errors.UnsupportedError(
             "iWARP connects through librdmacm only; use Adapter.connect() and listen()", operation="local_endpoint"
         )
@@ -140,7 +140,7 @@ def with_defaults(adapter: VerbsAdapter, retry: RetryPolicy) -> RetryPolicy:
 
 def finite_retry_count(adapter: VerbsAdapter, count: int) -> int:
     """The retry count to set if `count` is asked for. With it the adapter gives up some day."""
-    return min(count, 6) if Quirk.RXE_RETRIES_FOR_EVER in adapter._differences else count
+    return min(count, 6) if Quirk.RXE_RETRIES_FOR_EVER in adapter._quirks else count
 
 
 def path_mtu(local: Endpoint, remote: Endpoint) -> int:

@@ -100,10 +100,10 @@ def plain_rights(adapter: VerbsAdapter) -> tuple[int, ...]:
 
 
 def _rights(adapter: VerbsAdapter, access: int, windows: bool = True) -> int:
-    if Quirk.RXE_ON_DEMAND_OFFSET in adapter._differences:
+    if Quirk.RXE_ON_DEMAND_OFFSET in adapter._quirks:
         # Such memory is pinned like any other.
         access &= ~Access.ON_DEMAND
-    rights = native_access(access, Quirk.IWARP_READ_SINK_NEEDS_REMOTE_WRITE in adapter._differences)
+    rights = native_access(access, Quirk.IWARP_READ_SINK_NEEDS_REMOTE_WRITE in adapter._quirks)
     if windows and Capability.MEMORY_WINDOWS in adapter.info.capabilities:
         rights |= lib.IBV_ACCESS_MW_BIND
     return rights
@@ -171,7 +171,7 @@ def register_dmabuf(fd: int, offset: int) -> Callable[[VerbsAdapter, int, int, A
     """Return a function that makes an ibv_mr of this part of a dma-buf, at the address that the function is given."""
 
     def register(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
-        rights = native_access(access, Quirk.IWARP_READ_SINK_NEEDS_REMOTE_WRITE in adapter._differences)
+        rights = native_access(access, Quirk.IWARP_READ_SINK_NEEDS_REMOTE_WRITE in adapter._quirks)
         number = lib.ndpy_register_dmabuf(adapter._domain, offset, length, address, fd, rights, out)
         check("register dma-buf", number)
 
@@ -255,7 +255,7 @@ class VerbsMemoryRegion(MemoryRegion):
         self._read_tokens()
 
     def _native_prefetch(self, address: int, length: int, write: bool) -> None:
-        if Quirk.RXE_ON_DEMAND_OFFSET in self._adapter._differences:
+        if Quirk.RXE_ON_DEMAND_OFFSET in self._adapter._quirks:
             # The memory is pinned.
             return
         number = lib.ndpy_prefetch(self._native, address, length, int(write))

@@ -126,7 +126,7 @@ class VerbsQueuePair(QueuePair):
         return self.limits.max_receive_sge
 
     def _native_set_up(self) -> None:
-        if {Quirk.SIW_OVERTAKES_READS, Quirk.SIW_STUMBLES_OVER_EMPTY_ELEMENTS} & self._adapter._differences:
+        if {Quirk.SIW_OVERTAKES_READS, Quirk.SIW_STUMBLES_OVER_EMPTY_ELEMENTS} & self._adapter._quirks:
             lib.ndpy_queue_pair_suit_siw(self._native)
         self._initialise()
         # Completions are sorted by this number, even after the native queue pair has gone.
@@ -134,7 +134,7 @@ class VerbsQueuePair(QueuePair):
 
     # Receives can only be posted from the state INIT on.
     def _initialise(self) -> None:
-        if Quirk.IWARP_MANAGER_ONLY in self._adapter._differences:
+        if Quirk.IWARP_MANAGER_ONLY in self._adapter._quirks:
             return
         attributes = ffi.new("struct ibv_qp_attr *")
         attributes.qp_state = lib.IBV_QPS_INIT
@@ -185,7 +185,7 @@ class VerbsQueuePair(QueuePair):
         return True
 
     def _native_cancel_late_request(self, operation: int) -> bool:
-        if operation == Operation.RECEIVE and Quirk.RXE_KEEPS_LATE_RECEIVES in self._adapter._differences:
+        if operation == Operation.RECEIVE and Quirk.RXE_KEEPS_LATE_RECEIVES in self._adapter._quirks:
             self._native_begin_flush()
         return self._cancel_unless_flushed()
 
@@ -225,10 +225,10 @@ class VerbsQueuePair(QueuePair):
         return query(self._qp, self.type)
 
     def _native_completes_late_requests(self) -> bool:
-        return Quirk.IWARP_KEEPS_LATE_REQUESTS not in self._adapter._differences
+        return Quirk.IWARP_KEEPS_LATE_REQUESTS not in self._adapter._quirks
 
     def _native_flush_limit_s(self) -> float:
-        if self._never_connected and Quirk.IWARP_KEEPS_UNCONNECTED_REQUESTS in self._adapter._differences:
+        if self._never_connected and Quirk.IWARP_KEEPS_UNCONNECTED_REQUESTS in self._adapter._quirks:
             return 0.0
         return super()._native_flush_limit_s()
 
@@ -370,7 +370,7 @@ class VerbsQueuePair(QueuePair):
         return bool(lib.ibv_query_qp_data_in_order(self._qp, opcodes.get(operation, lib.IBV_WR_SEND), 0))
 
     def _native_path(self) -> PathInfo | None:
-        if Quirk.IWARP_NO_PATH_MTU in self._adapter._differences:
+        if Quirk.IWARP_NO_PATH_MTU in self._adapter._quirks:
             return None
         return path_of(self._adapter, self._qp)
 

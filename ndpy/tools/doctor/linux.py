@@ -24,7 +24,7 @@ from ndpy.vocabulary.addresses import Reach, reach
 from ndpy.vocabulary.flags import Capability
 from ndpy.vocabulary.info import AdapterInfo, Gid, PortInfo, as_named, port_in_use
 from ndpy.vocabulary.placement import placement_warning
-from ndpy.vocabulary.quirks import Quirk, differences
+from ndpy.vocabulary.quirks import Quirk, quirks_of
 from ndpy.vocabulary.system_files import names, path, read, read_number
 
 # The optional symbols of ibverbs.h: what happens without them, and the version of rdma-core that has them.
@@ -231,7 +231,7 @@ def examine_adapter(info: AdapterInfo) -> Iterator[Finding]:
         yield _state(check, port)
         if port.link_layer == "unspecified":
             continue
-        if Quirk.IWARP_NO_PATH_MTU not in differences(info):
+        if Quirk.IWARP_NO_PATH_MTU not in quirks_of(info):
             yield _mtu(f"{check} MTU", port)
         if port.link_layer != "InfiniBand":
             yield _gids(f"{check} GIDs", info, port)
@@ -297,7 +297,7 @@ def _gids(check: str, info: AdapterInfo, port: PortInfo) -> Finding:
             "run in that namespace: ip netns exec NAME COMMAND, or docker run --network=host",
         )
     give = f"give the interface an address: ip address add ADDRESS/PREFIX dev {netdev}"
-    if Quirk.IWARP_MANAGER_ONLY in differences(info):
+    if Quirk.IWARP_MANAGER_ONLY in quirks_of(info):
         of_port = [address for interface in port.interfaces for address in interface.addresses]
         own = [entry.partition("%")[0] for entry in of_port or info.addresses]
         if any(reach(entry) is not Reach.LINK_LOCAL for entry in own):

@@ -99,7 +99,7 @@ def command(
     \b
       PASS   The adapter does what the check claims.
       FAIL   It does not.
-      KNOWN  It does not, and this is a listed defect of its driver.
+      KNOWN  It does not, and this is a listed quirk of its driver.
       SKIP   The adapter does not claim the capability that the check needs.
 
     The exit status is 0 if no check failed, 1 if one failed, 2 for wrong usage, and 130 after an interrupt.

@@ -131,21 +131,19 @@ class Runner:
 
 
 def judge(result: Result, driver: str, release: str) -> Result:
-    """Adjust the result to what drivers are known to do differently."""
-    spared = quirks.spared(driver, release, result.check.full_name)
-    if spared is not None and result.verdict is Verdict.PASS:
-        result.reason += f" ({spared.sentence}; {spared.spared})"
-        result.reference = spared.reference
-    defect = quirks.listed(driver, release, result.check.full_name)
-    if defect is None:
-        return result
-    if result.verdict is Verdict.FAIL and defect.symptom in result.reason:
-        result.verdict = Verdict.KNOWN
-        seen = result.reason.partition("\n")[0]
-        result.reason = f"{defect.sentence}; here: {seen}"
-        result.reference = defect.reference
-    elif result.verdict is Verdict.PASS:
-        result.reason += f" (known defect of {driver} not seen: {defect.sentence})"
+    """Adjust the result to the quirks that this driver and kernel are known to have."""
+    for quirk in quirks.known(driver, release):
+        if result.check.full_name not in quirk.checks:
+            continue
+        if result.verdict is Verdict.PASS and quirk.workaround:
+            result.reason += f" ({quirk.summary}; {quirk.workaround})"
+            result.reference = quirk.reference
+        elif result.verdict is Verdict.PASS:
+            result.reason += f" (known quirk of {driver} not seen: {quirk.summary})"
+        elif result.verdict is Verdict.FAIL and not quirk.workaround and quirk.symptom in result.reason:
+            result.verdict = Verdict.KNOWN
+            result.reason = f"{quirk.summary}; here: {result.reason.partition(chr(10))[0]}"
+            result.reference = quirk.reference
     return result
 
 

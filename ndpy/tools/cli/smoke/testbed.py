@@ -174,7 +174,7 @@ class Testbed:
     ) -> None:
         self.adapter = adapter
         self.info = adapter.info
-        self._quirks = quirks.differences(adapter.info)
+        self._quirks = quirks.quirks_of(adapter.info)
         #: Whether a write completes when the peer's adapter has acknowledged it. False if that is not known.
         self.writes_are_acknowledged = (
             adapter.info.provider == "verbs" and Quirk.IWARP_NO_ACKNOWLEDGEMENT not in self._quirks

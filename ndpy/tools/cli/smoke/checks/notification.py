@@ -10,7 +10,7 @@ from ndpy import Flags, Notify, Operation
 from ndpy.tools.cli.smoke.catalog import check
 from ndpy.tools.cli.smoke.testbed import QUIET_S, Connection, Testbed, expect, expect_ok, refusal
 
-#: The time limit for a notification that never comes on drivers with a known defect.
+#: The time limit for a notification that never comes on drivers with a known quirk.
 _SOON_S = 3.0
 _EVENT_S = 0.05
 

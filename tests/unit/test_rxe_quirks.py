@@ -1,4 +1,4 @@
-"""ndpy's behaviour where rxe differs from other drivers, or one version of rxe from another. No device is needed.
+"""ndpy's behaviour with the quirks of rxe, or of one version of rxe. No device is needed.
 
 tests/verbs/programs shows the behaviour of rxe itself.
 """
