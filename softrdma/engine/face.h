@@ -10,7 +10,6 @@
 
 struct adapter;
 struct completion_queue;
-struct connector;
 struct listener;
 struct object;
 struct shared_queue;
@@ -38,9 +37,7 @@ void face_adapter_removed(struct adapter *adapter);
 /* The last object is gone; the face lets go of what keeps the transport in use. */
 void face_stopping(void);
 
-/* A connector is the face's side of a connection, a listener that of a listening socket. Both hold an object. */
-struct object *connector_object(struct connector *connector);
-void connector_event(struct connector *connector, struct stream *stream, unsigned events, nd_status status);
+/* A listener is the face's side of a listening socket. It holds an object. */
 struct object *listener_object(struct listener *listener);
 /* A peer has sent its MPA request. */
 void listener_request(struct listener *listener, struct stream *stream);

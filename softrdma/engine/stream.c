@@ -1,4 +1,6 @@
 #include "stream_internal.h"
+#include "address.h"
+#include "connector.h"
 #include "face.h"
 #include "queue_pair.h"
 #include "trace.h"
@@ -93,7 +95,7 @@ void stream_drop(struct stream *stream)
     if (stream->queue_pair != NULL)
         object_drop(&stream->queue_pair->object);
     if (stream->connector != NULL)
-        object_drop(connector_object(stream->connector));
+        object_drop(&stream->connector->object);
     if (stream->listener != NULL)
         object_drop(listener_object(stream->listener));
     object_drop(&stream->adapter->object);
@@ -120,7 +122,7 @@ void stream_unlock(struct stream *stream)
     if (queue_pair != NULL)
         object_hold(&queue_pair->object);
     if (connector != NULL)
-        object_hold(connector_object(connector));
+        object_hold(&connector->object);
     if (listener != NULL)
         object_hold(listener_object(listener));
     stream_hold(stream);
@@ -138,7 +140,7 @@ void stream_unlock(struct stream *stream)
         object_drop(&queue_pair->object);
     if (connector != NULL) {
         connector_event(connector, stream, events, status);
-        object_drop(connector_object(connector));
+        object_drop(&connector->object);
     }
     if (listener != NULL) {
         listener_request(listener, stream);
@@ -395,6 +397,8 @@ void stream_connect(struct stream *stream)
         stream_drop(stream);
         break;
     }
+    if (stream->open && address_port((struct sockaddr *)&stream->local) == 0) /* it has got one just now */
+        socket_connected(&stream->socket, &stream->local);
 }
 
 void stream_accepted(struct stream *stream)

@@ -1,5 +1,5 @@
 #include "addresses.h"
-#include "connector.h"
+#include "nd_connector.h"
 #include "listener.h"
 #include "nd_objects.h"
 
@@ -176,7 +176,7 @@ static HRESULT STDMETHODCALLTYPE adapter_create_qp_with_srq(IND2Adapter *self, R
 static HRESULT STDMETHODCALLTYPE adapter_create_connector(IND2Adapter *self, REFIID iid, HANDLE file, void **out)
 {
     struct adapter *adapter = adapter_of(self);
-    return adapter_gone(adapter) ? ND_DEVICE_REMOVED : connector_create(adapter, iid, file, out);
+    return adapter_gone(adapter) ? ND_DEVICE_REMOVED : nd_connector_create(adapter, iid, file, out);
 }
 
 static HRESULT STDMETHODCALLTYPE adapter_create_listener(IND2Adapter *self, REFIID iid, HANDLE file, void **out)

@@ -1,21 +1,6 @@
-/* The connector: its events, its end, its queries and its object. connector_attempt.c has Bind, Connect, Accept and
- * Reject.
- *
- * States, and the calls and events that change them:
- *
- *   IDLE           Connect -> CONNECTING; GetConnectionRequest -> RESERVED
- *   CONNECTING     accepted -> OFFERED; refused, failed -> IDLE; canceled -> FAILED
- *   OFFERED        CompleteConnect -> ESTABLISHED; Reject -> IDLE
- *   RESERVED       a request arrived -> REQUESTED; GetConnectionRequest ended without one -> IDLE
- *   REQUESTED      Accept -> ACCEPTING; Reject -> IDLE
- *   ACCEPTING      first message -> ESTABLISHED; failed, canceled -> FAILED
- *   ESTABLISHED    ended by the peer or an error -> PEER_GONE; Disconnect -> DISCONNECTING
- *   PEER_GONE      Disconnect -> DISCONNECTING
- *   DISCONNECTING  the outcome of everything sent is known -> DISCONNECTED
- *
- * The connector's lock is the outermost one. Values are read under it; streams and requests are handled after it was
- * released. So an event may find that the connector has moved on and has another stream, or none. */
-#include "connector_state.h"
+/* The connector as the consumer sees it: its requests, its queries and its object. engine/connector.c has its states.
+ */
+#include "nd_connector.h"
 #include "addresses.h"
 #include "nd_objects.h"
 #include "trace.h"
@@ -23,75 +8,276 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct detached connector_detach(struct connector *connector)
+static struct nd_connector *from_engine(struct connector *connector)
 {
-    struct detached detached = {connector->stream, connector->queue_pair};
-
-    connector->stream = NULL;
-    connector->queue_pair = NULL;
-    return detached;
+    return CONTAINER_OF(connector, struct nd_connector, connector);
 }
 
-void detached_tear_down(struct detached detached, enum teardown teardown)
+static bool gone(const struct nd_connector *connector)
 {
-    struct connector *connector;
+    return adapter_gone(connector->connector.object.adapter);
+}
 
-    if (detached.stream != NULL) {
-        stream_lock(detached.stream);
-        connector = detached.stream->connector;
-        detached.stream->connector = NULL;
-        if (teardown == ABORT_STREAM)
-            stream_abort(detached.stream);
-        else if (teardown == WITHDRAW_STREAM && detached.stream->phase != STREAM_CLOSED)
-            stream_withdraw(detached.stream);
-        stream_unlock(detached.stream);
-        if (detached.queue_pair != NULL)
-            qp_detach(detached.queue_pair, detached.stream);
-        if (connector != NULL)
-            object_drop(&connector->object);
-        stream_drop(detached.stream);
+/* ---- Requests ---- */
+
+/* The last word on a call: accepts its request. Under the lock. */
+struct request_permit {
+    struct permit permit;
+    enum request_kind kind;
+    OVERLAPPED *overlapped;
+    bool granted;
+};
+
+static nd_status accept_request(struct permit *permit, struct connector *connector)
+{
+    struct request_permit *request = CONTAINER_OF(permit, struct request_permit, permit);
+    HRESULT status = request_accept(&from_engine(connector)->com.source, request->kind, request->overlapped, NULL);
+
+    request->granted = status == ND_PENDING;
+    return request->granted ? ND_SUCCESS : status;
+}
+
+static struct request_permit request_permit(enum request_kind kind, OVERLAPPED *overlapped)
+{
+    return (struct request_permit){{accept_request}, kind, overlapped, false};
+}
+
+/* What the call returns. */
+static HRESULT result_of(const struct request_permit *request, nd_status status)
+{
+    return request->granted ? ND_PENDING : status;
+}
+
+/* Completes the requests that the news are for. */
+static void take_news(void *owner, struct connector *engine, enum connector_news news, nd_status status)
+{
+    struct nd_connector *connector = owner;
+    struct source *source = &connector->com.source;
+
+    UNUSED(engine);
+    switch (news) {
+    case NEWS_OFFERED:
+    case NEWS_REFUSED:
+    case NEWS_FAILED:
+        /* A server that speaks no iWARP refuses like any other. */
+        request_complete(source, REQUEST_CONNECT, status == ND_CONNECTION_INVALID ? ND_CONNECTION_REFUSED : status);
+        break;
+    case NEWS_ESTABLISHED:
+    case NEWS_ACCEPT_FAILED:
+        request_complete(source, REQUEST_ACCEPT, status);
+        break;
+    case NEWS_ENDED:
+        request_complete_all(source, REQUEST_NOTIFY_DISCONNECT, ND_SUCCESS);
+        break;
+    case NEWS_DISCONNECTED:
+        request_complete(source, REQUEST_DISCONNECT, connector->disconnect_result);
+        break;
+    case NEWS_OFFER_LOST:
+    case NEWS_NONE:
+        break;
     }
-    if (detached.queue_pair != NULL)
-        object_drop(&detached.queue_pair->object);
 }
 
-/* Ends an established connection from this side. EVENT_ENDED follows, perhaps during the call. */
-static void disconnect_stream(struct stream *stream)
+/* ---- Bind ---- */
+
+HRESULT STDMETHODCALLTYPE nd_connector_bind(IND2Connector *self, const struct sockaddr *address, ULONG size)
 {
-    stream_lock(stream);
-    stream_disconnect(stream);
-    stream_unlock(stream);
+    struct nd_connector *connector = (struct nd_connector *)self;
+    struct sockaddr_storage local;
+
+    if (gone(connector))
+        return ND_DEVICE_REMOVED;
+    HRESULT status = address_take(address, size, &local);
+    if (status != ND_SUCCESS)
+        return status;
+    if (!addresses_serve((struct sockaddr *)&local))
+        return ND_INVALID_ADDRESS;
+    lock_acquire(&connector->connector.lock);
+    if (connector->connector.state != CONNECTOR_IDLE) {
+        status = ND_ADDRESS_ALREADY_ASSOCIATED;
+    } else {
+        /* Binding to the same address again must work, so the old socket is closed first. */
+        if (connector->socket != NO_SOCKET)
+            socket_discard(connector->socket);
+        connector->bound = false;
+        nd_status bound;
+        connector->socket = socket_bound(&local, false, &bound);
+        status = bound;
+        if (status == ND_SUCCESS) {
+            connector->bound_address = local;
+            connector->bound = true;
+        }
+    }
+    lock_release(&connector->connector.lock);
+    TRACE("connector %p: bind: 0x%08lx", (void *)self, status);
+    return status;
 }
 
-void connector_attach(struct connector *connector, struct stream *stream)
+/* ---- Connect ---- */
+
+/* From the address that Bind gave, or where the peer is reached from. */
+static socket_handle make_socket(struct connector *engine, const struct sockaddr_storage *peer,
+                                 const struct sockaddr_storage *last, nd_status *status)
 {
-    stream->connector = connector;
-    object_hold(&connector->object);
-    connector->stream = stream;
+    struct nd_connector *connector = from_engine(engine);
+    struct sockaddr_storage local = connector->bound_address;
+    socket_handle socket = connector->socket;
+
+    UNUSED(last);
+    if (connector->bound && local.ss_family != peer->ss_family) {
+        *status = ND_INVALID_ADDRESS;
+        return NO_SOCKET;
+    }
+    connector->socket = NO_SOCKET;
+    if (socket != NO_SOCKET)
+        return socket;
+    if (!connector->bound) {
+        local = *peer;
+        if (!addresses_serve((const struct sockaddr *)peer)) {
+            memset(&local, 0, sizeof local);
+            local.ss_family = peer->ss_family;
+        }
+        address_set_port((struct sockaddr *)&local, connector->local_port);
+    }
+    return socket_bound(&local, false, status);
+}
+
+static HRESULT take_private(uint8_t *out, const void *data, ULONG size)
+{
+    if (size > MAX_PRIVATE_DATA)
+        return ND_INVALID_BUFFER_SIZE;
+    if (size > 0 && (data == NULL || !guarded_copy(out, data, size)))
+        return ND_ACCESS_VIOLATION;
+    return ND_SUCCESS;
+}
+
+static HRESULT take_destination(const struct sockaddr *address, ULONG size, struct sockaddr_storage *out)
+{
+    if (address_take(address, size, out) != ND_SUCCESS)
+        return ND_INVALID_ADDRESS;
+    if (address_is_wildcard((struct sockaddr *)out))
+        return ND_BAD_NETWORK_NAME;
+    return address_port((struct sockaddr *)out) == 0 ? ND_INVALID_ADDRESS : ND_SUCCESS;
+}
+
+/* The arguments in the engine's form, whose private data are in `private_copy`. */
+static HRESULT take_arguments(const struct nd_connector *connector, const struct connection *connection,
+                              uint8_t *private_copy, struct connection_arguments *out)
+{
+    const struct queue_pair *qp = connection->queue_pair;
+    HRESULT status = take_private(private_copy, connection->private_data, connection->private_size);
+
+    if (status == ND_SUCCESS && (qp == NULL || qp->object.adapter != connector->connector.object.adapter))
+        status = ND_INVALID_PARAMETER_1;
+    *out = (struct connection_arguments){false, connection->inbound, connection->outbound, private_copy,
+                                         connection->private_size};
+    return status;
+}
+
+HRESULT nd_connector_begin(struct nd_connector *connector, const struct connection *connection,
+                           const struct sockaddr *destination, ULONG size, USHORT local_port, OVERLAPPED *overlapped)
+{
+    struct request_permit request = request_permit(REQUEST_CONNECT, overlapped);
+    uint8_t private_copy[MPA_MAX_PRIVATE_DATA];
+    struct connection_arguments arguments;
+    struct sockaddr_storage peer;
+
+    if (gone(connector))
+        return ND_DEVICE_REMOVED;
+    HRESULT status = take_arguments(connector, connection, private_copy, &arguments);
+    if (status == ND_SUCCESS)
+        status = take_destination(destination, size, &peer);
+    if (status != ND_SUCCESS)
+        return status;
+    lock_acquire(&connector->connector.lock);
+    if (connector->connector.state == CONNECTOR_IDLE)
+        connector->local_port = local_port;
+    lock_release(&connector->connector.lock);
+    status = connector_connect(&connector->connector, connection->queue_pair, &peer, &arguments, &request.permit);
+    return result_of(&request, status);
+}
+
+HRESULT nd_connector_time_out(struct nd_connector *connector, OVERLAPPED *overlapped)
+{
+    HRESULT status = request_accept(&connector->com.source, REQUEST_CONNECT, overlapped, NULL);
+
+    if (status == ND_PENDING)
+        request_complete(&connector->com.source, REQUEST_CONNECT, ND_TIMEOUT);
+    return status;
+}
+
+HRESULT STDMETHODCALLTYPE nd_connector_connect(IND2Connector *self, IUnknown *queue_pair,
+                                               const struct sockaddr *destination, ULONG size, ULONG inbound,
+                                               ULONG outbound, const void *private_data, ULONG private_size,
+                                               OVERLAPPED *overlapped)
+{
+    const struct connection connection = {qp_from(queue_pair), inbound, outbound, private_data, private_size};
+    return nd_connector_begin((struct nd_connector *)self, &connection, destination, size, 0, overlapped);
+}
+
+HRESULT STDMETHODCALLTYPE nd_connector_complete(IND2Connector *self, OVERLAPPED *overlapped)
+{
+    struct nd_connector *connector = (struct nd_connector *)self;
+    struct request_permit request = request_permit(REQUEST_COMPLETE_CONNECT, overlapped);
+
+    if (gone(connector))
+        return ND_DEVICE_REMOVED;
+    nd_status status = connector_complete(&connector->connector, &request.permit);
+    if (request.granted)
+        request_complete(&connector->com.source, REQUEST_COMPLETE_CONNECT, status);
+    return result_of(&request, status);
+}
+
+/* ---- Accept and Reject ---- */
+
+HRESULT nd_connector_answer(struct nd_connector *connector, const struct connection *connection, OVERLAPPED *overlapped)
+{
+    struct request_permit request = request_permit(REQUEST_ACCEPT, overlapped);
+    uint8_t private_copy[MPA_MAX_PRIVATE_DATA];
+    struct connection_arguments arguments;
+
+    if (gone(connector))
+        return ND_DEVICE_REMOVED;
+    if (!connector_allows(&connector->connector, CALL_ACCEPT))
+        return ND_CONNECTION_INVALID;
+    nd_status status = take_arguments(connector, connection, private_copy, &arguments);
+    if (status == ND_SUCCESS)
+        status = connector_accept(&connector->connector, connection->queue_pair, &arguments, &request.permit);
+    return result_of(&request, status);
+}
+
+HRESULT STDMETHODCALLTYPE nd_connector_accept(IND2Connector *self, IUnknown *queue_pair, ULONG inbound, ULONG outbound,
+                                              const void *private_data, ULONG private_size, OVERLAPPED *overlapped)
+{
+    const struct connection connection = {qp_from(queue_pair), inbound, outbound, private_data, private_size};
+    return nd_connector_answer((struct nd_connector *)self, &connection, overlapped);
+}
+
+HRESULT STDMETHODCALLTYPE nd_connector_reject(IND2Connector *self, const void *private_data, ULONG private_size)
+{
+    struct nd_connector *connector = (struct nd_connector *)self;
+    uint8_t private_copy[MPA_MAX_PRIVATE_DATA];
+
+    if (gone(connector))
+        return ND_DEVICE_REMOVED;
+    if (!connector_allows(&connector->connector, CALL_REJECT))
+        return ND_CONNECTION_INVALID;
+    HRESULT status = take_private(private_copy, private_data, private_size);
+    return status == ND_SUCCESS ? connector_reject(&connector->connector, private_copy, private_size) : status;
 }
 
 /* ---- Queries ---- */
 
-/* Whether the active side has given up a request that GetConnectionRequest handed out. Under the connector's lock. */
-static bool abandoned(struct connector *connector)
+HRESULT STDMETHODCALLTYPE nd_connector_read_limits(IND2Connector *self, ULONG *inbound, ULONG *outbound)
 {
-    stream_lock(connector->stream);
-    bool result = connector->stream->abandoned;
-    lock_release(&connector->stream->lock);
-    return result;
-}
+    struct nd_connector *connector = (struct nd_connector *)self;
 
-HRESULT STDMETHODCALLTYPE connector_read_limits(IND2Connector *self, ULONG *inbound, ULONG *outbound)
-{
-    struct connector *connector = (struct connector *)self;
-
-    if (adapter_gone(connector->object.adapter))
+    if (gone(connector))
         return ND_DEVICE_REMOVED;
-    lock_share(&connector->lock);
-    bool valid = connector->state == OFFERED || connector->state == REQUESTED;
-    ULONG in = connector->inbound, out = connector->outbound;
-    lock_unshare(&connector->lock);
-    if (!valid)
+    enum connector_state state = connector_state(&connector->connector);
+    const struct connector_offer offer = connector_offer(&connector->connector);
+    ULONG in = offer.inbound, out = offer.outbound;
+    if (state != CONNECTOR_OFFERED && state != CONNECTOR_REQUESTED)
         return ND_CONNECTION_INVALID;
     if ((inbound != NULL && !guarded_copy(inbound, &in, sizeof in)) ||
         (outbound != NULL && !guarded_copy(outbound, &out, sizeof out)))
@@ -99,292 +285,168 @@ HRESULT STDMETHODCALLTYPE connector_read_limits(IND2Connector *self, ULONG *inbo
     return ND_SUCCESS;
 }
 
-HRESULT STDMETHODCALLTYPE connector_private_data(IND2Connector *self, void *out, ULONG *size)
+HRESULT STDMETHODCALLTYPE nd_connector_private_data(IND2Connector *self, void *out, ULONG *size)
 {
-    struct connector *connector = (struct connector *)self;
-    HRESULT status = ND_SUCCESS;
+    struct nd_connector *connector = (struct nd_connector *)self;
     ULONG have;
 
-    if (adapter_gone(connector->object.adapter))
+    if (gone(connector))
         return ND_DEVICE_REMOVED;
     if (!guarded_copy(&have, size, sizeof have))
         return ND_ACCESS_VIOLATION;
-    lock_acquire(&connector->lock);
-    if (!connector->has_private_data)
-        status = ND_CONNECTION_INVALID;
-    else if (connector->state == REQUESTED && abandoned(connector))
-        status = ND_CONNECTION_ABORTED;
-    if (status == ND_SUCCESS) {
-        ULONG copied = have < connector->private_size && out != NULL ? have : connector->private_size;
-        status = have < connector->private_size || (out == NULL && copied > 0) ? ND_BUFFER_OVERFLOW : ND_SUCCESS;
-        if (out != NULL && !guarded_copy(out, connector->private_data, copied))
-            status = ND_ACCESS_VIOLATION;
-        if (!guarded_copy(size, &connector->private_size, sizeof *size))
-            status = ND_ACCESS_VIOLATION;
-    }
-    lock_release(&connector->lock);
-    return status;
+    const struct connector_offer offer = connector_offer(&connector->connector);
+    if (!offer.has_private_data)
+        return ND_CONNECTION_INVALID;
+    if (offer.abandoned)
+        return ND_CONNECTION_ABORTED;
+    ULONG whole = offer.private_size, copied = have < whole && out != NULL ? have : whole;
+    if ((out != NULL && !guarded_copy(out, offer.private_data, copied)) || !guarded_copy(size, &whole, sizeof *size))
+        return ND_ACCESS_VIOLATION;
+    return have < whole || (out == NULL && copied > 0) ? ND_BUFFER_OVERFLOW : ND_SUCCESS;
 }
 
-static HRESULT give_address(struct connector *connector, bool peer, struct sockaddr *out, ULONG *size)
+static HRESULT give_address(struct nd_connector *connector, bool peer, struct sockaddr *out, ULONG *size)
 {
-    if (adapter_gone(connector->object.adapter))
+    if (gone(connector))
         return ND_DEVICE_REMOVED;
-    lock_share(&connector->lock);
-    enum connector_state state = connector->state;
-    struct sockaddr_storage address = peer ? connector->peer : connector->local;
-    lock_unshare(&connector->lock);
-    bool valid = state == OFFERED || state == REQUESTED || state == ACCEPTING || state == ESTABLISHED ||
-                 state == PEER_GONE || (state == CONNECTING && !peer);
-    return valid ? address_give(&address, out, size) : ND_CONNECTION_INVALID;
+    enum connector_state state = connector_state(&connector->connector);
+    const struct connector_offer offer = connector_offer(&connector->connector);
+    bool valid =
+        (state >= CONNECTOR_OFFERED && state <= CONNECTOR_PEER_GONE) || (state == CONNECTOR_CONNECTING && !peer);
+    return valid ? address_give(peer ? &offer.peer : &offer.local, out, size) : ND_CONNECTION_INVALID;
 }
 
-HRESULT STDMETHODCALLTYPE connector_local_address(IND2Connector *self, struct sockaddr *out, ULONG *size)
+HRESULT STDMETHODCALLTYPE nd_connector_local_address(IND2Connector *self, struct sockaddr *out, ULONG *size)
 {
-    return give_address((struct connector *)self, false, out, size);
+    return give_address((struct nd_connector *)self, false, out, size);
 }
 
-HRESULT STDMETHODCALLTYPE connector_peer_address(IND2Connector *self, struct sockaddr *out, ULONG *size)
+HRESULT STDMETHODCALLTYPE nd_connector_peer_address(IND2Connector *self, struct sockaddr *out, ULONG *size)
 {
-    return give_address((struct connector *)self, true, out, size);
+    return give_address((struct nd_connector *)self, true, out, size);
 }
 
 /* ---- The end ---- */
 
-HRESULT STDMETHODCALLTYPE connector_notify_disconnect(IND2Connector *self, OVERLAPPED *overlapped)
+HRESULT STDMETHODCALLTYPE nd_connector_notify_disconnect(IND2Connector *self, OVERLAPPED *overlapped)
 {
-    struct connector *connector = (struct connector *)self;
+    struct nd_connector *connector = (struct nd_connector *)self;
 
-    if (adapter_gone(connector->object.adapter))
+    if (gone(connector))
         return ND_DEVICE_REMOVED;
-    lock_acquire(&connector->lock);
-    bool valid = connector->state == ESTABLISHED || connector->state == PEER_GONE;
-    bool gone = connector->state == PEER_GONE;
-    HRESULT status = valid ? request_accept(&connector->com.source, REQUEST_NOTIFY_DISCONNECT, overlapped, NULL)
-                           : ND_CONNECTION_INVALID;
-    lock_release(&connector->lock);
-    if (status == ND_PENDING && gone)
+    lock_acquire(&connector->connector.lock);
+    enum connector_state state = connector->connector.state;
+    bool over = state == CONNECTOR_PEER_GONE;
+    HRESULT status = over || state == CONNECTOR_ESTABLISHED
+                         ? request_accept(&connector->com.source, REQUEST_NOTIFY_DISCONNECT, overlapped, NULL)
+                         : ND_CONNECTION_INVALID;
+    lock_release(&connector->connector.lock);
+    if (status == ND_PENDING && over)
         request_complete(&connector->com.source, REQUEST_NOTIFY_DISCONNECT, ND_SUCCESS);
     return status;
 }
 
-HRESULT STDMETHODCALLTYPE connector_disconnect(IND2Connector *self, OVERLAPPED *overlapped)
+static nd_status accept_disconnect(struct permit *permit, struct connector *engine)
 {
-    struct connector *connector = (struct connector *)self;
-    struct stream *stream = NULL;
+    struct nd_connector *connector = from_engine(engine);
 
-    lock_acquire(&connector->lock);
-    bool valid = connector->state == ESTABLISHED || connector->state == PEER_GONE;
-    HRESULT status =
-        valid ? request_accept(&connector->com.source, REQUEST_DISCONNECT, overlapped, NULL) : ND_CONNECTION_INVALID;
-    if (status == ND_PENDING) {
+    if (engine->state == CONNECTOR_DISCONNECTING)
+        return ND_CONNECTION_INVALID;
+    nd_status status = accept_request(permit, engine);
+    if (gone(connector))
+        connector->disconnect_result = ND_DEVICE_REMOVED;
+    else if (engine->qp != NULL && ((struct com *)engine->qp->object.face)->references == 0)
+        connector->disconnect_result = ND_CANCELED;
+    else
         connector->disconnect_result = ND_SUCCESS;
-        if (adapter_gone(connector->object.adapter))
-            connector->disconnect_result = ND_DEVICE_REMOVED;
-        else if (connector->queue_pair != NULL && ((struct com *)connector->queue_pair->object.face)->references == 0)
-            connector->disconnect_result = ND_CANCELED;
-        connector->state = DISCONNECTING;
-        stream = connector->stream;
-        stream_hold(stream);
-    }
-    lock_release(&connector->lock);
-    if (status != ND_PENDING)
-        return status;
-    disconnect_stream(stream);
-    stream_drop(stream);
     return status;
 }
 
-/* ---- Events ---- */
-
-static void take_peer_data(struct connector *connector, struct stream *stream, bool passive)
+HRESULT STDMETHODCALLTYPE nd_connector_disconnect(IND2Connector *self, OVERLAPPED *overlapped)
 {
-    /* The stream's own values are final by now: nothing writes them after the start-up frame. */
-    connector->private_size = stream->private_size;
-    memcpy(connector->private_data, stream->private_data, stream->private_size);
-    connector->has_private_data = true;
-    ULONG in = stream->peer_outbound, out = stream->peer_inbound;
-    connector->inbound = passive || in < stream->own_inbound ? in : stream->own_inbound;
-    connector->outbound = passive || out < stream->own_outbound ? out : stream->own_outbound;
+    struct request_permit request = {{accept_disconnect}, REQUEST_DISCONNECT, overlapped, false};
+    nd_status status = connector_disconnect(&((struct nd_connector *)self)->connector, &request.permit);
+
+    return result_of(&request, status);
 }
 
-void connector_event(struct connector *connector, struct stream *stream, unsigned events, nd_status status)
+HRESULT STDMETHODCALLTYPE nd_connector_cancel(IND2Connector *self)
 {
-    struct detached detached = {NULL, NULL};
-    enum request_kind finished = REQUEST_ANY;
-    HRESULT result = status;
-    bool ended = false, again = false;
+    struct nd_connector *connector = (struct nd_connector *)self;
 
-    lock_acquire(&connector->lock);
-    if (connector->stream != stream)
-        events = 0;
-    if ((events & EVENT_OFFERED) != 0 && connector->state == CONNECTING) {
-        connector->state = OFFERED;
-        connector->local = stream->local;
-        take_peer_data(connector, stream, false);
-        finished = REQUEST_CONNECT;
-        result = ND_SUCCESS;
-    }
-    if ((events & EVENT_FALLBACK) != 0 && connector->state == CONNECTING) {
-        result = connector_fall_back(connector, stream, &detached);
-        again = result == ND_SUCCESS;
-        if (!again)
-            events |= EVENT_FAILED;
-    }
-    if ((events & (EVENT_ESTABLISHED | EVENT_ENDED)) != 0 && connector->state == ACCEPTING) {
-        connector->state = ESTABLISHED;
-        connector->has_private_data = false;
-        finished = REQUEST_ACCEPT;
-        result = ND_SUCCESS;
-    }
-    if ((events & EVENT_ENDED) != 0 && connector->state == ESTABLISHED) {
-        connector->state = PEER_GONE;
-        ended = true;
-    }
-    if ((events & EVENT_ENDED) != 0 && connector->state == DISCONNECTING) {
-        connector->state = DISCONNECTED;
-        detached = connector_detach(connector);
-        finished = REQUEST_DISCONNECT;
-        result = connector->disconnect_result;
-    }
-    if ((events & EVENT_REFUSED) != 0 && connector->state == CONNECTING) {
-        take_peer_data(connector, stream, false);
-        connector->state = IDLE;
-        detached = connector_detach(connector);
-        finished = REQUEST_CONNECT;
-        result = ND_CONNECTION_REFUSED;
-    } else if ((events & EVENT_FAILED) != 0 &&
-               (connector->state == CONNECTING || connector->state == OFFERED || connector->state == ACCEPTING)) {
-        finished = connector->state == ACCEPTING ? REQUEST_ACCEPT : REQUEST_CONNECT;
-        if (connector->state == OFFERED)
-            finished = REQUEST_ANY;
-        connector->state =
-            connector->state == CONNECTING && result != ND_CANCELED && result != ND_DEVICE_REMOVED ? IDLE : FAILED;
-        connector->has_private_data = false;
-        detached = connector_detach(connector);
-    }
-    struct stream *next = again ? connector->stream : NULL;
-    if (next != NULL)
-        stream_hold(next);
-    lock_release(&connector->lock);
-
-    detached_tear_down(detached, KEEP_STREAM);
-    if (finished != REQUEST_ANY)
-        request_complete(&connector->com.source, finished, result);
-    if (ended)
-        request_complete_all(&connector->com.source, REQUEST_NOTIFY_DISCONNECT, ND_SUCCESS);
-    if (next != NULL) {
-        stream_lock(next);
-        stream_connect(next);
-        stream_unlock(next);
-        stream_drop(next);
-    }
+    connector_step(&connector->connector, CALL_CANCEL);
+    return source_cancel(&connector->com.source);
 }
 
 /* ---- For the listener ---- */
 
-bool connector_reserve(struct connector *connector)
+bool nd_connector_reserve(struct nd_connector *connector)
 {
-    lock_acquire(&connector->lock);
-    bool idle = connector->state == IDLE;
-    if (idle)
-        connector->state = RESERVED;
-    lock_release(&connector->lock);
-    if (idle)
-        object_hold(&connector->object);
-    return idle;
-}
+    bool reserved = connector_step(&connector->connector, CALL_RESERVE);
 
-void connector_unreserve(struct connector *connector)
-{
-    lock_acquire(&connector->lock);
-    if (connector->state == RESERVED)
-        connector->state = IDLE;
-    lock_release(&connector->lock);
-    object_drop(&connector->object);
-}
-
-bool connector_adopt(struct connector *connector, struct stream *stream)
-{
-    lock_acquire(&connector->lock);
-    bool reserved = connector->state == RESERVED;
-    if (reserved) {
-        stream_lock(stream);
-        connector_attach(connector, stream);
-        stream_hold(stream);
-        connector->state = REQUESTED;
-        connector->local = stream->local;
-        connector->peer = stream->peer;
-        take_peer_data(connector, stream, true);
-        lock_release(&stream->lock);
-        if (connector->socket != NO_SOCKET)
-            socket_discard(connector->socket);
-        connector->socket = NO_SOCKET;
-    }
-    lock_release(&connector->lock);
+    if (reserved)
+        object_hold(&connector->connector.object);
     return reserved;
+}
+
+void nd_connector_unreserve(struct nd_connector *connector)
+{
+    connector_step(&connector->connector, CALL_UNRESERVE);
+    object_drop(&connector->connector.object);
+}
+
+static void discard_socket(struct nd_connector *connector)
+{
+    if (connector->socket != NO_SOCKET)
+        socket_discard(connector->socket);
+    connector->socket = NO_SOCKET;
+}
+
+bool nd_connector_adopt(struct nd_connector *connector, struct stream *stream)
+{
+    bool adopted = connector_adopt(&connector->connector, stream);
+
+    if (adopted)
+        discard_socket(connector);
+    return adopted;
 }
 
 /* ---- The object ---- */
 
-HRESULT STDMETHODCALLTYPE connector_cancel(IND2Connector *self)
-{
-    struct connector *connector = (struct connector *)self;
-    struct detached detached = {NULL, NULL};
-
-    lock_acquire(&connector->lock);
-    if (connector->state == CONNECTING || connector->state == ACCEPTING) {
-        connector->state = FAILED;
-        detached = connector_detach(connector);
-    }
-    lock_release(&connector->lock);
-    detached_tear_down(detached, ABORT_STREAM);
-    return source_cancel(&connector->com.source);
-}
-
-static HRESULT STDMETHODCALLTYPE connector_result(IND2Connector *self, OVERLAPPED *overlapped, BOOL wait)
+static HRESULT STDMETHODCALLTYPE nd_connector_result(IND2Connector *self, OVERLAPPED *overlapped, BOOL wait)
 {
     UNUSED(self);
     return overlapped_result(overlapped, wait);
 }
 
-static void connector_closed(struct object *object)
+static void closed(struct object *object)
 {
-    struct connector *connector = CONTAINER_OF(object, struct connector, object);
-
-    lock_acquire(&connector->lock);
-    enum connector_state state = connector->state;
-    struct detached detached = connector_detach(connector);
-    connector->state = FAILED;
-    lock_release(&connector->lock);
-    bool established = state == ESTABLISHED || state == PEER_GONE || state == DISCONNECTING;
-    if (established && detached.stream != NULL)
-        disconnect_stream(detached.stream);
-    detached_tear_down(detached, established ? KEEP_STREAM : state == CONNECTING ? ABORT_STREAM : WITHDRAW_STREAM);
-    source_close(&connector->com.source);
+    connector_closed(object);
+    source_close(&CONTAINER_OF(object, struct nd_connector, connector.object)->com.source);
 }
 
-static void connector_destroy(struct object *object)
+static void destroy(struct object *object)
 {
-    struct connector *connector = CONTAINER_OF(object, struct connector, object);
+    struct nd_connector *connector = CONTAINER_OF(object, struct nd_connector, connector.object);
 
-    if (connector->socket != NO_SOCKET)
-        socket_discard(connector->socket);
+    discard_socket(connector);
     source_free(&connector->com.source);
     free(connector);
 }
 
 static const struct object_class class = {
     .kind = KIND_CONNECTOR,
-    .closed = connector_closed,
-    .destroy = connector_destroy,
+    .closed = closed,
+    .destroy = destroy,
 };
 
+static const struct connector_owner owner = {.tell = take_news, .make_socket = make_socket, .disconnects = true};
+
 static const struct IND2Connector_methods methods = {
-    COM_METHODS(IND2Connector),  connector_cancel,       connector_result,        connector_bind,
-    connector_connect,           connector_complete,     connector_accept,        connector_reject,
-    connector_read_limits,       connector_private_data, connector_local_address, connector_peer_address,
-    connector_notify_disconnect, connector_disconnect,
+    COM_METHODS(IND2Connector),     nd_connector_cancel,       nd_connector_result,        nd_connector_bind,
+    nd_connector_connect,           nd_connector_complete,     nd_connector_accept,        nd_connector_reject,
+    nd_connector_read_limits,       nd_connector_private_data, nd_connector_local_address, nd_connector_peer_address,
+    nd_connector_notify_disconnect, nd_connector_disconnect,
 };
 
 static const struct object_view view = {
@@ -393,44 +455,37 @@ static const struct object_view view = {
     .base = &softnd_iid_IND2Overlapped,
 };
 
-struct object *connector_object(struct connector *connector)
+struct nd_connector *nd_connector_from(IUnknown *pointer, const struct adapter *adapter)
 {
-    return &connector->object;
+    return (struct nd_connector *)com_from(pointer, &view, adapter);
 }
 
-struct connector *connector_from(IUnknown *pointer, const struct adapter *adapter)
+HRESULT nd_connector_new(struct adapter *adapter, const struct object_view *as, HANDLE file, struct nd_connector **out)
 {
-    return (struct connector *)com_from(pointer, &view, adapter);
-}
-
-HRESULT connector_new(struct adapter *adapter, const struct object_view *as, HANDLE file, struct connector **out)
-{
-    struct connector *connector = calloc(1, sizeof *connector);
+    struct nd_connector *connector = calloc(1, sizeof *connector);
     if (connector == NULL)
         return ND_NO_MEMORY;
-    lock_start(&connector->lock);
     connector->socket = NO_SOCKET;
     com_start(&connector->com, as);
     HRESULT status = source_open(&connector->com.source, file);
-    if (status == ND_SUCCESS && !object_start(&connector->object, &class, adapter, NULL))
+    if (status == ND_SUCCESS && !connector_start(&connector->connector, &class, adapter, &owner, connector))
         status = ND_INSUFFICIENT_RESOURCES;
     if (status != ND_SUCCESS) {
-        source_free(&connector->com.source);
-        free(connector);
+        destroy(&connector->connector.object);
         return status;
     }
-    com_attach(&connector->com, &connector->object);
+    com_attach(&connector->com, &connector->connector.object);
     *out = connector;
     return ND_SUCCESS;
 }
 
-HRESULT connector_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out)
+HRESULT nd_connector_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out)
 {
-    struct connector *connector;
+    struct nd_connector *connector;
     HRESULT status = com_check_iid(&view, iid, out);
 
     if (status == ND_SUCCESS)
-        status = connector_new(adapter, &view, file, &connector);
+        status = nd_connector_new(adapter, &view, file, &connector);
     if (status == ND_SUCCESS)
         *out = connector;
     return status;

@@ -1,6 +1,6 @@
 #include "listener.h"
 #include "addresses.h"
-#include "connector.h"
+#include "nd_connector.h"
 #include "trace.h"
 
 #include <stdlib.h>
@@ -192,8 +192,8 @@ static struct stream *pop(struct listener *listener)
 
 static void hand_out(struct listener *listener, struct request *request, struct stream *stream)
 {
-    struct connector *connector = request->subject;
-    bool adopted = connector_adopt(connector, stream);
+    struct nd_connector *connector = request->subject;
+    bool adopted = nd_connector_adopt(connector, stream);
 
     if (adopted) {
         stream_lock(stream);
@@ -208,7 +208,7 @@ static void hand_out(struct listener *listener, struct request *request, struct 
         refuse(stream);
     }
     request_finish(&listener->com.source, request, adopted ? ND_SUCCESS : ND_CANCELED);
-    object_drop(connector_object(connector));
+    object_drop(&connector->connector.object);
     stream_drop(stream);
 }
 
@@ -250,7 +250,7 @@ void listener_request(struct listener *listener, struct stream *stream)
         refuse(stream);
 }
 
-HRESULT listener_wait(struct listener *listener, struct connector *connector, OVERLAPPED *overlapped)
+HRESULT listener_wait(struct listener *listener, struct nd_connector *connector, OVERLAPPED *overlapped)
 {
     if (adapter_gone(listener->object.adapter))
         return ND_DEVICE_REMOVED;
@@ -258,27 +258,27 @@ HRESULT listener_wait(struct listener *listener, struct connector *connector, OV
         return ND_INVALID_PARAMETER_1;
     if (!listener->listening)
         return ND_INVALID_DEVICE_STATE;
-    if (!connector_reserve(connector))
+    if (!nd_connector_reserve(connector))
         return ND_CONNECTION_ACTIVE;
     HRESULT status = request_accept_to_wait(&listener->com.source, REQUEST_CONNECTION, overlapped, connector);
     if (status == ND_PENDING)
         match(listener);
     else
-        connector_unreserve(connector);
+        nd_connector_unreserve(connector);
     return status;
 }
 
 static HRESULT STDMETHODCALLTYPE listener_get_request(IND2Listener *self, IUnknown *connector, OVERLAPPED *overlapped)
 {
     struct listener *listener = (struct listener *)self;
-    return listener_wait(listener, connector_from(connector, listener->object.adapter), overlapped);
+    return listener_wait(listener, nd_connector_from(connector, listener->object.adapter), overlapped);
 }
 
 static void request_abandoned(struct source *source, struct request *request)
 {
     UNUSED(source);
     if (request->kind == REQUEST_CONNECTION)
-        connector_unreserve(request->subject);
+        nd_connector_unreserve(request->subject);
 }
 
 HRESULT STDMETHODCALLTYPE listener_local_address(IND2Listener *self, struct sockaddr *address, ULONG *size)

@@ -6,14 +6,14 @@
 #include "face.h"
 #include "stream.h"
 
-struct connector;
+struct nd_connector;
 struct listener;
 
 HRESULT listener_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out);
 HRESULT listener_new(struct adapter *adapter, const struct object_view *as, HANDLE file, struct listener **out);
 
 /* GetConnectionRequest. A NULL connector is one that does not belong to this adapter. */
-HRESULT listener_wait(struct listener *listener, struct connector *connector, OVERLAPPED *overlapped);
+HRESULT listener_wait(struct listener *listener, struct nd_connector *connector, OVERLAPPED *overlapped);
 
 /* Shared by both versions. */
 HRESULT STDMETHODCALLTYPE listener_bind(IND2Listener *self, const struct sockaddr *address, ULONG size);

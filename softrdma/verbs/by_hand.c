@@ -11,11 +11,12 @@
  */
 #include "by_hand.h"
 #include "address.h"
-#include "connection.h"
+#include "listener.h"
 #include "face.h"
 #include "greeting.h"
 #include "numbers.h"
 #include "owner.h"
+#include "soft_connector.h"
 #include "trace.h"
 #include "watch.h"
 
@@ -164,9 +165,8 @@ static void try_again(struct hand *hand, struct connector *connector)
 /* Another user's program may listen on the port of a peer that has gone. */
 static void offered(struct hand *hand, struct connector *connector)
 {
-    struct connector_offer offer;
+    struct connector_offer offer = connector_offer(connector);
 
-    connector_offer(connector, &offer);
     if (!owner_is_trusted(&offer.local, &offer.peer)) {
         try_again(hand, connector);
         return;
@@ -175,40 +175,45 @@ static void offered(struct hand *hand, struct connector *connector)
     bool mine = hand->connector == connector && !hand->done;
     hand->connected = hand->connected || mine;
     pthread_mutex_unlock(&hand->lock);
-    if (mine && connector_complete(connector) != ND_SUCCESS)
+    if (mine && connector_complete(connector, NULL) != ND_SUCCESS)
         give_up(hand, ND_IO_TIMEOUT);
 }
 
-static void connection_event(void *owner, struct connector *connector, enum connector_event_type type, nd_status status)
+static void take_news(void *owner, struct connector *connector, enum connector_news news, nd_status status)
 {
     struct hand *hand = owner;
 
     hand->references++; /* what follows may let go of the connector, and then nobody waits for this call */
-    switch (type) {
-    case CONNECTOR_OFFERED:
+    switch (news) {
+    case NEWS_OFFERED:
         offered(hand, connector);
         break;
-    case CONNECTOR_ESTABLISHED:
+    case NEWS_ESTABLISHED:
         pthread_mutex_lock(&hand->lock);
         hand->connected = hand->connected || hand->connector == connector;
         pthread_mutex_unlock(&hand->lock);
         break;
-    case CONNECTOR_ENDED:
+    case NEWS_ENDED:
+    case NEWS_DISCONNECTED:
         let_go(hand);
         break;
-    case CONNECTOR_REFUSED:
-    case CONNECTOR_FAILED:
+    case NEWS_REFUSED:
+    case NEWS_FAILED:
+    case NEWS_OFFER_LOST:
+    case NEWS_ACCEPT_FAILED:
         /* An accepted connection that fails may come again. */
         if (hand->active && status != ND_CANCELED && status != ND_DEVICE_REMOVED)
             try_again(hand, connector);
         else if (status == ND_CANCELED || status == ND_DEVICE_REMOVED)
             give_up(hand, ND_CANCELED);
         break;
+    case NEWS_NONE:
+        break;
     }
     hand_drop(hand);
 }
 
-static const struct connector_owner hand_methods = {connection_event};
+static const struct connector_owner hand_methods = {.tell = take_news, .make_socket = soft_make_socket};
 
 static void try_to_connect(struct hand *hand)
 {
@@ -221,13 +226,16 @@ static void try_to_connect(struct hand *hand)
     pthread_mutex_unlock(&hand->lock);
     if (done)
         return;
-    status = connector_create(hand->engine->object.adapter, &hand_methods, hand, &connector);
+    struct sockaddr_storage own = hand->own;
+    socket_handle handle = socket_for_connecting(&own, &status);
+    if (handle != NO_SOCKET)
+        status = soft_connector_create(hand->engine->object.adapter, &hand_methods, hand, handle, &connector);
     if (status != ND_SUCCESS) {
         try_again(hand, NULL);
         return;
     }
     /* Once the hand has it, hand_close() may close it on another thread. */
-    struct object *held = connector_object(connector);
+    struct object *held = &connector->object;
     object_hold(held);
     pthread_mutex_lock(&hand->lock);
     done = hand->done || hand->connector != NULL;
@@ -247,10 +255,7 @@ static void try_to_connect(struct hand *hand)
         .private_data = greeting,
         .private_size = sizeof greeting,
     };
-    struct sockaddr_storage own = hand->own;
-    socket_handle handle = socket_for_connecting(&own, &status);
-    if (handle != NO_SOCKET)
-        status = connector_connect(connector, hand->engine, handle, &hand->peer, &arguments);
+    status = connector_connect(connector, hand->engine, &hand->peer, &arguments, NULL);
     if (status != ND_SUCCESS)
         try_again(hand, connector);
     object_drop(held);
@@ -262,12 +267,12 @@ static void try_to_connect(struct hand *hand)
 static void accept_for(struct hand *hand, struct connector *connector)
 {
     const struct connection_arguments arguments = {.inbound = hand->inbound, .outbound = hand->outbound};
-    struct object *held = connector_object(connector);
+    struct object *held = &connector->object;
 
     object_hold(held); /* as in try_to_connect */
     pthread_mutex_lock(&hand->lock);
-    bool refused =
-        hand->done || hand->connected || (hand->connector != NULL && connector_is_established(hand->connector));
+    bool refused = hand->done || hand->connected ||
+                   (hand->connector != NULL && connector_state(hand->connector) == CONNECTOR_ESTABLISHED);
     struct connector *other = refused ? connector : hand->connector;
     if (!refused)
         hand->connector = connector;
@@ -280,7 +285,7 @@ static void accept_for(struct hand *hand, struct connector *connector)
         return;
     }
     connector_set_owner(connector, &hand_methods, hand);
-    nd_status status = connector_accept(connector, hand->engine, &arguments);
+    nd_status status = connector_accept(connector, hand->engine, &arguments, NULL);
     if (status != ND_SUCCESS) {
         TRACE("queue pair 0x%x: its peer's connection cannot be accepted: 0x%08x", hand->number, (unsigned)status);
         pthread_mutex_lock(&hand->lock);
@@ -330,12 +335,11 @@ static enum verdict find(const struct waiting *entry, struct hand **out)
 
 static void arrived(void *owner, struct connector *connector)
 {
-    struct connector_offer offer;
+    struct connector_offer offer = connector_offer(connector);
     struct waiting *entry = calloc(1, sizeof *entry), *surplus = NULL;
     struct hand *hand = NULL;
 
     UNUSED(owner);
-    connector_offer(connector, &offer);
     if (entry == NULL || !greeting_read(&offer, &entry->greeting) || !owner_is_trusted(&offer.local, &offer.peer)) {
         free(entry);
         connector_close(connector);

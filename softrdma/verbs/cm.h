@@ -9,12 +9,13 @@
  * connection whose queue pair librdmacm manages.
  *
  * Locks, outermost first: the list of identifiers, an identifier, an event queue. No lock is held during calls of
- * connection.h.
+ * connectors and listeners.
  */
 #ifndef SOFTVERBS_CM_H
 #define SOFTVERBS_CM_H
 
-#include "connection.h"
+#include "listener.h"
+#include "soft_connector.h"
 #include "transport.h"
 
 #include <errno.h>
@@ -163,7 +164,7 @@ extern const struct connector_owner cm_connector_owner;
 int cm_complete_connection(struct cm_id *id);
 /* Ends the connection without telling the program. */
 void cm_connection_close(struct cm_id *id);
-/* A call of connection.h on the identifier's connector needs a reference, since another thread may destroy the
+/* A call on the identifier's connector needs a reference, since another thread may destroy the
  * identifier. NULL: there is none. */
 struct connector *cm_connector_hold(struct cm_id *id);
 void cm_connector_drop(struct connector *connector);

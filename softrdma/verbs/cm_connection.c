@@ -35,14 +35,14 @@ struct connector *cm_connector_hold(struct cm_id *id)
     pthread_mutex_lock(&id->lock);
     struct connector *connector = id->connector;
     if (connector != NULL)
-        object_hold(connector_object(connector));
+        object_hold(&connector->object);
     pthread_mutex_unlock(&id->lock);
     return connector;
 }
 
 void cm_connector_drop(struct connector *connector)
 {
-    object_drop(connector_object(connector));
+    object_drop(&connector->object);
 }
 
 /* Moves the identifier to a state if it is in another one. */
@@ -134,9 +134,8 @@ static void report_failure(struct cm_id *id, bool active, nd_status status)
 static void report_reply(struct cm_id *id, struct connector *connector, enum rdma_cm_event_type type, int status)
 {
     struct cm_event *event = cm_event_new(id, type, status);
-    struct connector_offer offer;
+    struct connector_offer offer = connector_offer(connector);
 
-    connector_offer(connector, &offer);
     pthread_mutex_lock(&id->lock);
     id->inbound = offer.inbound;
     id->outbound = offer.outbound;
@@ -169,46 +168,50 @@ static void report_end(struct cm_id *id)
     pthread_mutex_unlock(&id->lock);
 }
 
-static void connector_reports(void *owner, struct connector *connector, enum connector_event_type type,
-                              nd_status status)
+static void take_news(void *owner, struct connector *connector, enum connector_news news, nd_status status)
 {
     static const enum cm_state states[] = {
-        [CONNECTOR_OFFERED] = CM_OFFERED,         [CONNECTOR_REFUSED] = CM_FAILED, [CONNECTOR_FAILED] = CM_FAILED,
-        [CONNECTOR_ESTABLISHED] = CM_ESTABLISHED, [CONNECTOR_ENDED] = CM_ENDED,
+        [NEWS_OFFERED] = CM_OFFERED,   [NEWS_REFUSED] = CM_FAILED,       [NEWS_FAILED] = CM_FAILED,
+        [NEWS_OFFER_LOST] = CM_FAILED, [NEWS_ACCEPT_FAILED] = CM_FAILED, [NEWS_ESTABLISHED] = CM_ESTABLISHED,
+        [NEWS_ENDED] = CM_ENDED,       [NEWS_DISCONNECTED] = CM_ENDED,
     };
     struct cm_id *id = owner;
 
-    TRACE("identifier %p: connector event %d, status 0x%08x", owner, (int)type, (unsigned)status);
+    TRACE("identifier %p: news %d of its connector, status 0x%08x", owner, (int)news, (unsigned)status);
     pthread_mutex_lock(&id->lock);
-    bool active = id->state != CM_ACCEPTING;
-    id->state = states[type];
+    id->state = states[news];
     pthread_mutex_unlock(&id->lock);
     /* The removal is told by an event of its own. */
     if (adapter_gone(adapter_of(id->rdma.verbs))) {
-        if (type == CONNECTOR_ENDED)
+        if (news == NEWS_ENDED || news == NEWS_DISCONNECTED)
             tell_qp_of_the_end(id);
         return;
     }
-    switch (type) {
-    case CONNECTOR_OFFERED:
+    switch (news) {
+    case NEWS_OFFERED:
         report_reply(id, connector, RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
         break;
-    case CONNECTOR_REFUSED:
+    case NEWS_REFUSED:
         report_reply(id, connector, RDMA_CM_EVENT_REJECTED, REJECT_CONSUMER);
         break;
-    case CONNECTOR_FAILED:
-        report_failure(id, active, status);
+    case NEWS_FAILED:
+    case NEWS_OFFER_LOST:
+    case NEWS_ACCEPT_FAILED:
+        report_failure(id, news != NEWS_ACCEPT_FAILED, status);
         break;
-    case CONNECTOR_ESTABLISHED:
+    case NEWS_ESTABLISHED:
         cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0);
         break;
-    case CONNECTOR_ENDED:
+    case NEWS_ENDED:
+    case NEWS_DISCONNECTED:
         report_end(id);
+        break;
+    case NEWS_NONE:
         break;
     }
 }
 
-const struct connector_owner cm_connector_owner = {.event = connector_reports};
+const struct connector_owner cm_connector_owner = {.tell = take_news, .make_socket = soft_make_socket};
 
 /* ---- Parameters ---- */
 
@@ -255,10 +258,8 @@ static int begin(struct cm_id *id, struct soft_qp *qp, const struct rdma_conn_pa
 
     if (beside != NO_SOCKET)
         socket_discard(beside);
-    nd_status status = connector_create(engine_qp->object.adapter, &cm_connector_owner, id, &connector);
+    nd_status status = soft_connector_create(engine_qp->object.adapter, &cm_connector_owner, id, handle, &connector);
     if (status != ND_SUCCESS) {
-        if (handle != NO_SOCKET)
-            socket_discard(handle);
         object_drop(&engine_qp->object);
         return cm_connection_errno(status);
     }
@@ -267,11 +268,11 @@ static int begin(struct cm_id *id, struct soft_qp *qp, const struct rdma_conn_pa
     id->qp_number = qp->ibv.qp_num;
     uint8_t service_type = id->service_type;
     pthread_mutex_unlock(&id->lock);
-    connector_set_service_type(connector, service_type);
+    soft_connector_set_service_type(connector, service_type);
     struct connection_arguments arguments = request->arguments;
     arguments.insists = true;
     set_patience(engine_qp, parameters);
-    status = connector_connect(connector, engine_qp, handle, &peer, &arguments);
+    status = connector_connect(connector, engine_qp, &peer, &arguments, NULL);
     object_drop(&engine_qp->object);
     if (status != ND_SUCCESS) {
         pthread_mutex_lock(&id->lock);
@@ -281,7 +282,7 @@ static int begin(struct cm_id *id, struct soft_qp *qp, const struct rdma_conn_pa
         connector_close(connector);
         return cm_connection_errno(status);
     }
-    struct sockaddr_storage local = connector_local(connector);
+    struct sockaddr_storage local = connector_offer(connector).local;
     pthread_mutex_lock(&id->lock);
     if (id->state == CM_CONNECTING && local.ss_family == peer.ss_family)
         address_set_port(&id->rdma.route.addr.src_addr, address_port((struct sockaddr *)&local));
@@ -320,7 +321,7 @@ int cm_complete_connection(struct cm_id *id)
 
     if (error == 0) {
         cm_make_qp_ready(id);
-        nd_status status = connector_complete(connector);
+        nd_status status = connector_complete(connector, NULL);
         /* It may have come and gone within the call. Then the program hears of both. */
         if (status != ND_SUCCESS && advance(id, CM_ESTABLISHED, CM_FAILED))
             error = status == ND_DEVICE_REMOVED ? ENODEV : ECONNRESET;
@@ -456,7 +457,7 @@ EXPORT int rdma_accept(struct rdma_cm_id *rdma, struct rdma_conn_param *paramete
     cm_make_qp_ready(id);
     struct queue_pair *engine_qp = hold_engine_qp(qp);
     set_patience(engine_qp, parameters);
-    nd_status status = connector_accept(connector, engine_qp, arguments);
+    nd_status status = connector_accept(connector, engine_qp, arguments, NULL);
     object_drop(&engine_qp->object);
     if (status != ND_SUCCESS) {
         connector_reject(connector, NULL, 0);
@@ -514,7 +515,7 @@ EXPORT int rdma_disconnect(struct rdma_cm_id *rdma)
     struct connector *connector = cm_connector_hold(id);
     if (connector == NULL)
         return cm_fail(EINVAL);
-    nd_status status = connector_disconnect(connector);
+    nd_status status = connector_disconnect(connector, NULL);
     cm_connector_drop(connector);
     if (status == ND_CONNECTION_INVALID) {
         own_qp_failed(id);

@@ -191,7 +191,6 @@ void cm_events_forget(struct cm_id *id)
 static bool take_request(struct cm_event *event)
 {
     struct cm_id *listener = event->owner;
-    struct connector_offer offer;
 
     pthread_mutex_lock(&listener->lock);
     listener->waiting_requests--;
@@ -204,7 +203,7 @@ static bool take_request(struct cm_event *event)
         rdma_destroy_id(&id->rdma);
         return false;
     }
-    connector_offer(event->connector, &offer);
+    struct connector_offer offer = connector_offer(event->connector);
     cm_set_addresses(id, &offer.local, &offer.peer);
     if (cm_set_path(id) != 0) {
         rdma_destroy_id(&id->rdma);

@@ -337,7 +337,7 @@ static int set_service_type(struct cm_id *id, uint8_t value)
     pthread_mutex_unlock(&id->lock);
     struct connector *connector = valid ? cm_connector_hold(id) : NULL;
     if (connector != NULL) {
-        valid = connector_set_service_type(connector, value);
+        valid = soft_connector_set_service_type(connector, value);
         cm_connector_drop(connector);
     }
     return valid ? 0 : EINVAL;

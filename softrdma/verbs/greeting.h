@@ -13,7 +13,7 @@
 #ifndef SOFTVERBS_GREETING_H
 #define SOFTVERBS_GREETING_H
 
-#include "connection.h"
+#include "connector.h"
 
 #define GREETING_SIZE 24u
 /* A PSN has 24 bits. */

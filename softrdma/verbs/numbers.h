@@ -7,7 +7,7 @@
 #ifndef SOFTVERBS_NUMBERS_H
 #define SOFTVERBS_NUMBERS_H
 
-#include "connection.h"
+#include "listener.h"
 #include "soft.h"
 
 /* Outside of all others, except for those of struct soft_qp. */

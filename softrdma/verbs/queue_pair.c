@@ -1,6 +1,5 @@
 /* Queue pairs: creation, states, posting. */
 #include "by_hand.h"
-#include "connection.h"
 #include "greeting.h"
 #include "guarded.h"
 #include "numbers.h"

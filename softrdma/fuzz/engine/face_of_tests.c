@@ -40,7 +40,7 @@ void face_adapter_removed(struct adapter *adapter)
 
 void face_stopping(void) {}
 
-/* In place of verbs/addresses.c, for verbs/connection.c. */
+/* In place of verbs/addresses.c, for verbs/listener.c. */
 bool soft_serves(const struct sockaddr *address)
 {
     (void)address;

@@ -9,8 +9,10 @@
  * formed (world.c).
  */
 #include "address.h"
-#include "connection.h"
+#include "connector.h"
 #include "face_of_tests.h"
+#include "listener.h"
+#include "soft_connector.h"
 #include "world.h"
 #include "wire/bytes.h"
 
@@ -116,18 +118,18 @@ static uint32_t word(struct input *input)
 
 /* ---- The program ---- */
 
-static void connected(void *owner, struct connector *connector, enum connector_event_type type, nd_status status)
+static void connected(void *owner, struct connector *connector, enum connector_news news, nd_status status)
 {
     (void)owner, (void)status;
-    if (type == CONNECTOR_OFFERED && (program->options & REJECTS) != 0)
+    if (news == NEWS_OFFERED && (program->options & REJECTS) != 0)
         connector_reject(connector, "no", 2);
-    else if (type == CONNECTOR_OFFERED)
-        program->established = connector_complete(connector) == ND_SUCCESS;
+    else if (news == NEWS_OFFERED)
+        program->established = connector_complete(connector, NULL) == ND_SUCCESS;
     else
-        program->established = type == CONNECTOR_ESTABLISHED;
+        program->established = news == NEWS_ESTABLISHED;
 }
 
-static const struct connector_owner owner = {.event = connected};
+static const struct connector_owner owner = {.tell = connected, .make_socket = soft_make_socket};
 
 static void arrived(void *listener_owner, struct connector *connector)
 {
@@ -141,7 +143,7 @@ static void arrived(void *listener_owner, struct connector *connector)
     program->connector = connector;
     connector_set_owner(connector, &owner, NULL);
     if ((program->options & REJECTS) != 0 || program->qp == NULL ||
-        connector_accept(connector, program->qp, &arguments) != ND_SUCCESS)
+        connector_accept(connector, program->qp, &arguments, NULL) != ND_SUCCESS)
         connector_reject(connector, NULL, 0);
 }
 
@@ -392,7 +394,7 @@ static void end_something(uint8_t what)
     switch (what % 6) {
     case 0:
         if (program->connector != NULL)
-            connector_disconnect(program->connector);
+            connector_disconnect(program->connector, NULL);
         break;
     case 1:
         if (program->qp != NULL)
@@ -781,8 +783,8 @@ static void begin(uint8_t options, uint8_t connects)
         arguments.insists = (options & ODDLY) != 0;
         world_connects(connects % 4);
         socket_address(handle, &here);
-        world_require(connector_create(program->adapter, &owner, NULL, &program->connector) == 0 &&
-                          connector_connect(program->connector, program->qp, handle, &here, &arguments) == 0,
+        world_require(soft_connector_create(program->adapter, &owner, NULL, handle, &program->connector) == 0 &&
+                          connector_connect(program->connector, program->qp, &here, &arguments, NULL) == 0,
                       "cannot connect");
         world_run();
         program->peer = world_newest();

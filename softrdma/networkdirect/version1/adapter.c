@@ -201,13 +201,13 @@ static HRESULT STDMETHODCALLTYPE adapter_create_window(INDAdapter *self, ND_RESU
 static HRESULT STDMETHODCALLTYPE adapter_create_connector(INDAdapter *self, INDConnector **out)
 {
     struct version1_adapter *adapter = (struct version1_adapter *)self;
-    struct connector *connector;
+    struct nd_connector *connector;
 
     if (!version1_clear(out))
         return ND_INVALID_PARAMETER_1;
     if (gone(self))
         return ND_DEVICE_REMOVED;
-    HRESULT status = connector_new(&adapter->base.adapter, &version1_connector_view, adapter->file, &connector);
+    HRESULT status = nd_connector_new(&adapter->base.adapter, &version1_connector_view, adapter->file, &connector);
     if (status == ND_SUCCESS)
         *out = (INDConnector *)connector;
     return status;

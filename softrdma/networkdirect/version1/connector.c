@@ -3,9 +3,9 @@
 
 #include "../listener.h"
 
-static struct connector *connector_of(INDConnector *self)
+static struct nd_connector *connector_of(INDConnector *self)
 {
-    return (struct connector *)self;
+    return (struct nd_connector *)self;
 }
 
 static struct version1_adapter *adapter_of(INDConnector *self)
@@ -51,7 +51,7 @@ static HRESULT STDMETHODCALLTYPE INDConnector_create_endpoint(INDConnector *self
         .inline_size = MAX_INLINE_DATA,
     };
     HRESULT status = nd_qp_new(adapter, &version1_endpoint_view, cq_of(inbound), cq_of(outbound), NULL, NULL, &limits,
-                               connector_object(connector_of(self)), (void **)out);
+                               &connector_of(self)->connector.object, (void **)out);
     if (status != ND_SUCCESS)
         return status;
     struct nd_queue_pair *endpoint = (struct nd_queue_pair *)*out;
@@ -63,7 +63,7 @@ static HRESULT STDMETHODCALLTYPE INDConnector_create_endpoint(INDConnector *self
 static struct connection connection_of(INDConnector *self, INDEndpoint *endpoint, const void *private_data,
                                        SIZE_T private_size)
 {
-    struct queue_pair *qp = version1_endpoint_from(endpoint, connector_object(connector_of(self)));
+    struct queue_pair *qp = version1_endpoint_from(endpoint, &connector_of(self)->connector.object);
     const struct nd_queue_pair *face = qp == NULL ? NULL : qp->object.face;
 
     return (struct connection){
@@ -87,14 +87,14 @@ static HRESULT STDMETHODCALLTYPE INDConnector_connect(INDConnector *self, INDEnd
         return ND_INVALID_PARAMETER_4;
     if (connection.queue_pair != NULL &&
         (uint64_t)InterlockedIncrement64(&adapter->connects) <= adapter->base.adapter.switches.connect_timeouts)
-        return connector_time_out(connector_of(self), overlapped);
-    return connector_begin(connector_of(self), &connection, address, version1_size(address_size), ntohs(local_port),
-                           overlapped);
+        return nd_connector_time_out(connector_of(self), overlapped);
+    return nd_connector_begin(connector_of(self), &connection, address, version1_size(address_size), ntohs(local_port),
+                              overlapped);
 }
 
 static HRESULT STDMETHODCALLTYPE INDConnector_complete(INDConnector *self, OVERLAPPED *overlapped)
 {
-    return connector_complete((IND2Connector *)self, overlapped);
+    return nd_connector_complete((IND2Connector *)self, overlapped);
 }
 
 static HRESULT STDMETHODCALLTYPE INDConnector_accept(INDConnector *self, INDEndpoint *endpoint,
@@ -102,12 +102,12 @@ static HRESULT STDMETHODCALLTYPE INDConnector_accept(INDConnector *self, INDEndp
                                                      OVERLAPPED *overlapped)
 {
     const struct connection connection = connection_of(self, endpoint, private_data, private_size);
-    return connector_answer(connector_of(self), &connection, overlapped);
+    return nd_connector_answer(connector_of(self), &connection, overlapped);
 }
 
 static HRESULT STDMETHODCALLTYPE INDConnector_reject(INDConnector *self, const void *private_data, SIZE_T private_size)
 {
-    return connector_reject((IND2Connector *)self, private_data, version1_size(private_size));
+    return nd_connector_reject((IND2Connector *)self, private_data, version1_size(private_size));
 }
 
 static bool give_size(SIZE_T *out, ULONG value)
@@ -127,12 +127,12 @@ static HRESULT STDMETHODCALLTYPE INDConnector_data(INDConnector *self, SIZE_T *i
     if (private_size != NULL && !guarded_copy(&have, private_size, sizeof have))
         return ND_ACCESS_VIOLATION;
     size = version1_size(have);
-    HRESULT status = connector_private_data(connector, private_size == NULL ? NULL : private_data, &size);
+    HRESULT status = nd_connector_private_data(connector, private_size == NULL ? NULL : private_data, &size);
     if (status != ND_SUCCESS && status != ND_BUFFER_OVERFLOW)
         return status;
     if (private_size == NULL)
         status = ND_SUCCESS;
-    connector_read_limits(connector, &in, &out);
+    nd_connector_read_limits(connector, &in, &out);
     bool given = give_size(inbound, in) && give_size(outbound, out) && give_size(private_size, size);
     return given ? status : ND_ACCESS_VIOLATION;
 }
@@ -154,27 +154,27 @@ static HRESULT give_address(IND2Connector *connector,
 
 static HRESULT STDMETHODCALLTYPE INDConnector_local_address(INDConnector *self, struct sockaddr *out, SIZE_T *size)
 {
-    return give_address((IND2Connector *)self, connector_local_address, out, size);
+    return give_address((IND2Connector *)self, nd_connector_local_address, out, size);
 }
 
 static HRESULT STDMETHODCALLTYPE INDConnector_peer_address(INDConnector *self, struct sockaddr *out, SIZE_T *size)
 {
-    return give_address((IND2Connector *)self, connector_peer_address, out, size);
+    return give_address((IND2Connector *)self, nd_connector_peer_address, out, size);
 }
 
 static HRESULT STDMETHODCALLTYPE INDConnector_notify_disconnect(INDConnector *self, OVERLAPPED *overlapped)
 {
-    return connector_notify_disconnect((IND2Connector *)self, overlapped);
+    return nd_connector_notify_disconnect((IND2Connector *)self, overlapped);
 }
 
 static HRESULT STDMETHODCALLTYPE INDConnector_disconnect(INDConnector *self, OVERLAPPED *overlapped)
 {
-    return connector_disconnect((IND2Connector *)self, overlapped);
+    return nd_connector_disconnect((IND2Connector *)self, overlapped);
 }
 
 static HRESULT STDMETHODCALLTYPE INDConnector_cancel(INDConnector *self)
 {
-    return connector_cancel((IND2Connector *)self);
+    return nd_connector_cancel((IND2Connector *)self);
 }
 
 static HRESULT STDMETHODCALLTYPE INDConnector_result(INDConnector *self, OVERLAPPED *overlapped, SIZE_T *bytes,
@@ -215,7 +215,7 @@ static HRESULT STDMETHODCALLTYPE listen_get_request(INDListen *self, INDConnecto
     struct adapter *adapter = ((struct com *)self)->object->adapter;
     struct com *connector = com_from(pointer, &version1_connector_view, adapter);
 
-    return listener_wait((struct listener *)self, (struct connector *)connector, overlapped);
+    return listener_wait((struct listener *)self, (struct nd_connector *)connector, overlapped);
 }
 
 static const struct INDListen_methods listen_methods = {

@@ -8,7 +8,7 @@
 #ifndef SOFTND_VERSION1_OBJECTS_H
 #define SOFTND_VERSION1_OBJECTS_H
 
-#include "../connector.h"
+#include "../nd_connector.h"
 #include "../nd_objects.h"
 
 struct version1_adapter {
