@@ -10,14 +10,15 @@ import asyncio
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol
 
 from ndpy.aio.interrupts import Interrupts
+from ndpy.aio.tasks import finish, in_thread
 from ndpy.cache.lease import Lease
 from ndpy.cache.registration_cache import RegistrationCache
 from ndpy.errors import ClosedError, DeviceBusyError, NdpyError
 from ndpy.objects.adapter import Adapter
+from ndpy.objects.completion import Completion
 from ndpy.objects.completion_queue import CompletionQueue
 from ndpy.objects.event_loop import LoopPoller, poller_of_loop
 from ndpy.objects.memory import MemoryRegion
@@ -26,11 +27,6 @@ from ndpy.objects.resource import Uncopied
 from ndpy.platforms import open_adapter
 from ndpy.platforms.buffer import alloc
 from ndpy.vocabulary.flags import Access
-
-if TYPE_CHECKING:
-    from ndpy.aio.connection import Connection
-
-T = TypeVar("T")
 
 # How many completions one queue is made for. It serves so many connections that it cannot overrun.
 _QUEUE_DEPTH = 4096
@@ -73,6 +69,26 @@ class _Cache(RegistrationCache):
         return super()._local(buffer, access, queue_pair, raw)
 
 
+class Member(Protocol):
+    """What a hub passes completions to.
+
+    Attributes:
+        number: what the contexts of its requests begin with. add() sets it.
+        queue: where they complete.
+    """
+
+    number: int
+    queue: CompletionQueue
+
+    def on_completion(self, completion: Completion) -> None: ...
+
+    def probe(self) -> None:
+        """Called at intervals, so that it can look whether its peer is still there."""
+
+    def fail(self, reason: str, cause: Exception) -> None:
+        """The queue or the adapter has failed, or this package has."""
+
+
 class _Queue:
     """A completion queue, and how many completions it has room for."""
 
@@ -96,12 +112,12 @@ class Hub(Uncopied):
         self._owned = owned
         self._cache = _Cache(adapter)
         self._queues: list[_Queue] = []
-        self._connections: dict[int, Connection] = {}
+        self._members: dict[int, Member] = {}
         self._last_number = 0
         self._users = 0
         self._spare: dict[int, list[MemoryRegion]] = {}
         self._last_poller: LoopPoller | None = None
-        #: The next call of _probe(), while there are connections.
+        #: The next call of _probe(), while there are members.
         self._next_probe: asyncio.TimerHandle | None = None
 
     # ---- its life ----
@@ -172,10 +188,10 @@ class Hub(Uncopied):
             poller = self._last_poller = poller_of_loop()
         return poller
 
-    # ---- connections ----
+    # ---- members ----
 
-    def add(self, connection: Connection, completions: int) -> CompletionQueue:
-        """Give a connection its number, and a queue with room for so many completions."""
+    def add(self, member: Member, completions: int) -> None:
+        """Give a member its number, and a queue with room for so many completions."""
         limit = self.adapter.info.max_completion_queue_depth
         shared = next((shared for shared in self._queues if shared.room >= completions), None)
         if shared is None:
@@ -184,61 +200,60 @@ class Hub(Uncopied):
             self._poller.watch(shared.queue, lambda: self._take(shared))
             self._take(shared)
         shared.room -= completions
-        self._last_number = self._last_number % 0x7FFFFFFF + 1
-        connection._number = self._last_number
-        self._connections[connection._number] = connection
+        member.queue = shared.queue
+        member.number = self._last_number = self._last_number % 0x7FFFFFFF + 1
+        self._members[member.number] = member
         if self._next_probe is None:
             self._next_probe = asyncio.get_running_loop().call_later(_PROBE_S, self._probe)
-        return shared.queue
 
-    def remove(self, connection: Connection, queue: CompletionQueue, completions: int) -> None:
-        """The queue pair of a connection has gone."""
-        self._connections.pop(connection._number, None)
+    def remove(self, member: Member, completions: int) -> None:
+        """The queue pair of a member has gone."""
+        self._members.pop(member.number, None)
         for shared in self._queues:
-            if shared.queue is queue:
+            if shared.queue is member.queue:
                 shared.room += completions
-        if not self._connections and self._next_probe is not None:
+        if not self._members and self._next_probe is not None:
             self._next_probe.cancel()
             self._next_probe = None
 
     def _probe(self) -> None:
-        for connection in self._connections.values():
-            connection._probe_if_stuck()
+        for member in self._members.values():
+            member.probe()
         self._next_probe = asyncio.get_running_loop().call_later(_PROBE_S, self._probe)
 
     def _take(self, shared: _Queue) -> None:
         """Take completions, and ask for the next notification if there are no more."""
-        queue, connections, taken = shared.queue, self._connections, 0
+        queue, members, taken = shared.queue, self._members, 0
         try:
             while taken < _AT_A_STRETCH:
                 completions = queue.poll(_AT_ONCE)
                 taken += len(completions)
                 for completion in completions:
-                    connection = connections.get(completion.context >> 32)
-                    if connection is not None:
+                    member = members.get(completion.context >> 32)
+                    if member is not None:
                         try:
-                            connection._on_completion(completion)
+                            member.on_completion(completion)
                         except Exception as error:
-                            self._on_fault(connection, error)
+                            self._on_fault(member, error)
                 # A poll that was not full has emptied the queue, most likely.
                 if len(completions) < _AT_ONCE and not self._poller.arm(queue):
                     return
         except ClosedError:
             return
         except NdpyError as error:
-            # The queue or the adapter has failed, and with it all connections of the queue.
-            for connection in list(connections.values()):
-                if connection._uses(queue):
-                    connection._lose(f"the completion queue failed: {error}", error)
+            # The queue or the adapter has failed, and with it all members of the queue.
+            for member in list(members.values()):
+                if member.queue is queue:
+                    member.fail(f"the completion queue failed: {error}", error)
             return
         asyncio.get_running_loop().call_soon(self._take, shared)
 
     @staticmethod
-    def _on_fault(connection: Connection, error: Exception) -> None:
+    def _on_fault(member: Member, error: Exception) -> None:
         """A mistake of this package ends one connection. The others go on."""
-        context = {"message": f"{connection!r} has failed", "exception": error}
+        context = {"message": f"{member!r} has failed", "exception": error}
         asyncio.get_running_loop().call_exception_handler(context)
-        connection._lose(f"{type(error).__name__}: {error}", error)
+        member.fail(f"{type(error).__name__}: {error}", error)
 
     # ---- memory ----
 
@@ -268,66 +283,3 @@ class Hub(Uncopied):
             spare.append(region)
         else:
             region.close()
-
-
-class _Later(Coroutine[Any, Any, T]):
-    """A coroutine that is made when its task runs for the first time. From then on the task calls it directly.
-
-    If the loop is closed before, Python would complain of a coroutine that was never awaited.
-    """
-
-    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        self._make = make
-        self.__name__ = self.__qualname__ = getattr(make, "__qualname__", repr(make))
-
-    def _begin(self) -> Coroutine[Any, Any, T]:
-        coroutine = self._make()
-        vars(self).update(send=coroutine.send, throw=coroutine.throw, close=coroutine.close)
-        return coroutine
-
-    def send(self, value: Any) -> Any:
-        return self._begin().send(value)
-
-    def throw(self, *error: Any) -> Any:
-        return self._begin().throw(*error)
-
-    def close(self) -> None:
-        pass
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        return self._begin().__await__()
-
-
-def start(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
-    """Run what make() returns in a task."""
-    return loop.create_task(_Later(make))
-
-
-async def in_thread(call: Callable[[], T]) -> T:
-    """Make a call that may block in a thread. If the task is cancelled, wait for the call all the same."""
-    try:
-        future = asyncio.get_running_loop().run_in_executor(None, call)
-    except RuntimeError:
-        # asyncio.run() has ended the threads. Its loop has nothing else to do.
-        return call()
-    return await finish(future)
-
-
-async def finish(future: asyncio.Future[T], on_cancel: Callable[[], object] | None = None) -> T:
-    """Wait for a future that must end before the task does. A cancellation takes effect afterwards.
-
-    on_cancel: called at each cancellation.
-    """
-    cancelled: asyncio.CancelledError | None = None
-    while not future.done():
-        try:
-            await asyncio.wait((future,))
-        except asyncio.CancelledError as error:
-            cancelled = error
-            if on_cancel is not None:
-                on_cancel()
-    if cancelled is not None:
-        if not future.cancelled():
-            future.exception()
-        raise cancelled
-    return future.result()

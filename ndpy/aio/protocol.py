@@ -1,6 +1,7 @@
 """The protocol of ndpy.aio without any input or output. docs/aio_protocol.md describes it.
 
-Each end has a Protocol. It makes the header of every frame that is sent, checks every frame that comes, and counts:
+Each end has a Protocol. It makes the header of every frame that is sent, keeps the control frames that wait for room, checks every
+frame that comes, and counts:
 
 - Data frames (MESSAGE and OFFER) take one of the receives that the peer has posted for them. `granted` says how many data
   frames the peer may have sent since the beginning. It grows when the program takes a message.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ndpy.aio.errors import ProtocolError
@@ -133,6 +135,7 @@ class Protocol:
         own, peer: what the two ends have told each other.
         offered: the numbers of this end's offers that are open.
         peer_closed: whether CLOSE has come.
+        closing: whether this end's CLOSE was made, or waits. From then on this end drops the messages that come.
         longest_frame: how many bytes a MESSAGE holds. It fits a slot of either end: this end's is where it is sent from.
     """
 
@@ -161,7 +164,9 @@ class Protocol:
         self._peer_seen = own.slots
         #: What the last GRANT said. None if the peer has seen it.
         self._unseen_grant: int | None = None
-        self._closing = False
+        #: Control frames that wait for room, and what each may invalidate.
+        self._waiting: list[tuple[Callable[[], bytes], RemoteMemory | None]] = []
+        self.closing = False
 
     @staticmethod
     def control_frames(own_offers: int, peer_offers: int) -> int:
@@ -185,13 +190,13 @@ class Protocol:
 
     def message(self, length: int) -> bytes:
         """The header of a MESSAGE of this length."""
-        assert self.may_send and not self._closing
+        assert self.may_send and not self.closing
         self._sent = (self._sent + 1) & _MASK
         return self._header(Kind.MESSAGE, 0, length)
 
     def offer(self, remote: RemoteMemory) -> tuple[int, bytes]:
         """An OFFER. Returns its number and the whole frame."""
-        assert self.may_offer and not self._closing
+        assert self.may_offer and not self.closing
         self._sent = (self._sent + 1) & _MASK
         number = self._last_offer = self._last_offer % _MASK + 1
         self.offered.add(number)
@@ -211,7 +216,7 @@ class Protocol:
         return self._header(Kind.DONE if taken or not self.peer.knows_dropped else Kind.DROPPED, number, 0)
 
     def close(self) -> bytes:
-        self._closing = True
+        self.closing = True
         return self._header(Kind.CLOSE, 0, 0)
 
     def take(self) -> None:
@@ -226,6 +231,39 @@ class Protocol:
     def grant(self) -> bytes:
         self._unseen_grant = self._granted
         return self._header(Kind.GRANT, 0, 0)
+
+    # ---- control frames that wait ----
+
+    def add_start(self) -> None:
+        self._waiting.append((self.start, None))
+
+    def add_close(self) -> None:
+        self.closing = True
+        self._waiting.append((self.close, None))
+
+    def add_withdrawal(self, number: int) -> None:
+        """It is dropped if the answer comes while it waits."""
+        self._waiting.append((lambda: self.withdraw(number) if number in self.offered else b"", None))
+
+    def add_answer(self, number: int, remote: RemoteMemory | None, *, taken: bool) -> None:
+        """remote: the memory of the offer, which the answer may invalidate if the peer allows it."""
+        ended = remote if self.peer.invalidates else None
+        self._waiting.append((lambda: self.answer(number, taken=taken), ended))
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    def next_control(self) -> tuple[bytes, RemoteMemory | None] | None:
+        """The next control frame, and what it may invalidate. There is room for it.
+
+        Each is made when it goes, because it carries the newest numbers. So a GRANT goes only if no other frame does.
+        """
+        while self._waiting:
+            make, ended = self._waiting.pop(0)
+            if frame := make():
+                return frame, ended
+        return (self.grant(), None) if self.grant_is_due else None
 
     def _header(self, kind: Kind, number: int, length: int) -> bytes:
         self._told = self._granted

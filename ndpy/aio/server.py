@@ -14,8 +14,9 @@ from typing import Any, Generic, TypeVar
 
 from ndpy import errors
 from ndpy.aio.connection import Connection
-from ndpy.aio.hub import Hub, finish, in_thread, start
+from ndpy.aio.hub import Hub
 from ndpy.aio.protocol import MAX_OFFERS, MAX_SLOT_SIZE, MAX_SLOTS, MIN_SLOT_SIZE, Hello
+from ndpy.aio.tasks import finish, in_thread, start
 from ndpy.objects.adapter import Adapter
 from ndpy.objects.connection import Connector
 from ndpy.objects.listener import Listener
@@ -40,7 +41,7 @@ _TRY_NEXT = (
 Handler = Callable[[Connection], Awaitable[object]]
 
 
-class _Opening(Uncopied, Generic[T]):
+class _Awaitable(Uncopied, Generic[T]):
     """The result of connect() and serve(): `await` it, or use it with `async with`."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
@@ -71,7 +72,7 @@ def connect(
     slot_size: int = 4096,
     offers: int = 2,
     max_message_length: int = 1 << 26,
-) -> _Opening[Connection]:
+) -> _Awaitable[Connection]:
     """Connect to a server: `connection = await connect(address)`, or `async with connect(address) as connection`.
 
     Parameters:
@@ -131,7 +132,7 @@ def connect(
             return connection
         raise AssertionError("there is no address")
 
-    return _Opening(make)
+    return _Awaitable(make)
 
 
 def serve(
@@ -146,7 +147,7 @@ def serve(
     slot_size: int = 4096,
     offers: int = 2,
     max_message_length: int = 1 << 26,
-) -> _Opening[Server]:
+) -> _Awaitable[Server]:
     """Serve connections: `server = await serve(address, handler)`, or `async with serve(address, handler) as server`.
 
     Parameters:
@@ -175,7 +176,7 @@ def serve(
             raise
         return Server(hub, listener, handler, hello, timeout_s, close_timeout_s)
 
-    return _Opening(make)
+    return _Awaitable(make)
 
 
 def _hello(slots: int, slot_size: int, offers: int, max_message_length: int) -> Hello:

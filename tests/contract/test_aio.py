@@ -77,15 +77,15 @@ def test_the_right_to_a_long_message_has_ended_when_send_returns(run, adapter, m
     can_do_it = ndpy.Capability.SEND_INVALIDATE in adapter.info.capabilities
 
     async def scene(client, server):
-        server._may_invalidate = server._may_invalidate and peer_does_it
+        server._channel.may_invalidate = server._channel.may_invalidate and peer_does_it
         own = []
         invalidate = client.queue_pair.invalidate
         monkeypatch.setattr(client.queue_pair, "invalidate", lambda *a, **k: (own.append(a), invalidate(*a, **k)))
         # More than there may be binds without a completion.
         for _ in range(10):
             await both(client.send(pattern(LONG)), server.receive())
-            assert not any(window.is_bound for window in client._windows)
-            assert len(client._windows) == 1
+            assert not any(window.is_bound for window in client._transfers.windows)
+            assert len(client._transfers.windows) == 1
         assert len(own) == (0 if can_do_it and peer_does_it else 10)
 
     run(scene)
@@ -265,7 +265,7 @@ def test_memory_is_exposed_when_the_block_begins(run, adapter, monkeypatch):
 
     async def scene(client, server):
         bound, completed = [], []
-        bind, on_completion = client.queue_pair.bind, client._on_completion
+        bind, on_completion = client.queue_pair.bind, client._channel.on_completion
 
         def binding(*arguments, context, flags):
             bound.append(context)
@@ -276,7 +276,7 @@ def test_memory_is_exposed_when_the_block_begins(run, adapter, monkeypatch):
             on_completion(completion)
 
         monkeypatch.setattr(client.queue_pair, "bind", binding)
-        monkeypatch.setattr(client, "_on_completion", completing)
+        monkeypatch.setattr(client._channel, "on_completion", completing)
         async with client.expose(bytearray(LONG)):
             assert len(bound) == 1
             assert bound[0] in completed
@@ -289,13 +289,13 @@ def test_a_connection_that_ends_while_memory_is_being_exposed_is_a_reset(run, ad
     """Its end takes the right away, which the bind has just given."""
 
     async def scene(client, server):
-        end_of = client._end_of
+        end_of = client._transfers._end_of
 
         async def ending(future):
             await end_of(future)
             client.abort()
 
-        monkeypatch.setattr(client, "_end_of", ending)
+        monkeypatch.setattr(client._transfers, "_end_of", ending)
         with pytest.raises(aio.ConnectionResetError, match="abort"):
             async with client.expose(bytearray(LONG)):
                 pass
@@ -325,11 +325,11 @@ def test_a_window_that_could_not_be_invalidated_is_not_used_again(run, adapter, 
         raise RuntimeError("planted")
 
     async def scene(client, server):
-        monkeypatch.setattr(client, "_invalidate", invalidate)
+        monkeypatch.setattr(client._transfers, "_invalidate", invalidate)
         with pytest.raises(RuntimeError, match="planted"):
             async with client.expose(bytearray(LONG)):
                 pass
-        assert client._windows == []
+        assert client._transfers.windows == []
 
     run(scene)
 

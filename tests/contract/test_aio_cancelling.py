@@ -80,7 +80,7 @@ def test_a_cancelled_receive_loses_no_message(run, length, into):
 def test_cancelled_receives_leave_the_messages_in_order(run):
     async def scene(client, server):
         sending = [asyncio.ensure_future(client.send(pattern(LONG, place))) for place in range(2)]
-        await wait_for(lambda: len(server._inbox) == 2)
+        await wait_for(lambda: len(server._messages.inbox) == 2)
         receiving = [asyncio.ensure_future(server.receive()) for _ in range(2)]
         await asyncio.sleep(0)
         for task in receiving:
@@ -97,11 +97,11 @@ def test_cancelled_receives_leave_the_messages_in_order(run):
 def test_a_receive_that_is_cancelled_while_it_reads_puts_its_message_before_those_that_came_later(run):
     async def scene(client, server):
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
-        await wait_for(lambda: server._inbox)
+        await wait_for(lambda: server._messages.inbox)
         await client.send(pattern(SHORT))
-        await wait_for(lambda: len(server._inbox) == 2)
+        await wait_for(lambda: len(server._messages.inbox) == 2)
         receiving = asyncio.ensure_future(server.receive())
-        while not server._reading:
+        while not server._messages.reading:
             await asyncio.sleep(0)
         receiving.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -117,13 +117,13 @@ def test_a_receiver_cancelled_as_a_message_arrives_leaves_it_to_the_next(run, mo
     async def scene(client, server):
         first, second = (asyncio.ensure_future(server.receive()) for _ in range(2))
         await settle()
-        arrive = server._on_incoming
+        arrive = server._messages._on_incoming
 
         def arrive_and_cancel(frame, slot):
             arrive(frame, slot)
             first.cancel()
 
-        monkeypatch.setattr(server, "_on_incoming", arrive_and_cancel)
+        monkeypatch.setattr(server._messages, "_on_incoming", arrive_and_cancel)
         await client.send(pattern(SHORT))
         assert await asyncio.wait_for(second, DEADLINE_S) == pattern(SHORT)
         with pytest.raises(asyncio.CancelledError):
@@ -176,14 +176,14 @@ def test_a_long_message_that_nobody_receives_is_withdrawn(run):
 def test_a_withdrawal_that_waits_for_a_slot_is_dropped_when_the_answer_comes(run):
     async def scene(client, server):
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
-        await wait_for(lambda: server._inbox)
-        slots, client._control_slots.free = client._control_slots.free, deque()
+        await wait_for(lambda: server._messages.inbox)
+        slots, client._channel.control_slots.free = client._channel.control_slots.free, deque()
         sending.cancel()
         await settle()
         assert await server.receive() == pattern(LONG)
         with pytest.raises(asyncio.CancelledError):
             await sending
-        client._control_slots.free = slots
+        client._channel.control_slots.free = slots
         for _ in range(3):
             _, message = await both(client.send(pattern(LONG)), server.receive())
             assert message == pattern(LONG)
@@ -196,11 +196,11 @@ def test_a_withdrawal_that_is_dropped_leaves_the_peer_its_room(run):
 
     async def scene(client, server):
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
-        await wait_for(lambda: server._inbox)
+        await wait_for(lambda: server._messages.inbox)
         for place in range(4):
             await server.send(pattern(SHORT, place))
-        await wait_for(lambda: len(client._inbox) == 4)
-        slots, client._control_slots.free = client._control_slots.free, deque()
+        await wait_for(lambda: len(client._messages.inbox) == 4)
+        slots, client._channel.control_slots.free = client._channel.control_slots.free, deque()
         sending.cancel()
         await settle()
         for place in range(4):
@@ -208,8 +208,8 @@ def test_a_withdrawal_that_is_dropped_leaves_the_peer_its_room(run):
         assert await server.receive() == pattern(LONG)
         with pytest.raises(asyncio.CancelledError):
             await sending
-        client._control_slots.free = slots
-        client._post_controls()
+        client._channel.control_slots.free = slots
+        client._messages.post_controls()
         await server.send(pattern(SHORT))
         assert await client.receive() == pattern(SHORT)
 

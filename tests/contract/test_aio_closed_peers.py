@@ -52,7 +52,7 @@ def test_a_send_after_the_end_has_come_raises_and_leaves_what_the_peer_sent_befo
     async def scene(closer, sender):
         await closer.send(pattern(SHORT))
         closing = asyncio.ensure_future(closer.close())
-        await wait_for(sender._peer_closed.done)
+        await wait_for(lambda: sender._life.state == "peer_closed")
         with pytest.raises(aio.ConnectionEndedError):
             await sender.send(pattern(length))
         assert [bytes(message) async for message in sender] == [pattern(SHORT)]
@@ -64,7 +64,7 @@ def test_a_send_after_the_end_has_come_raises_and_leaves_what_the_peer_sent_befo
 def test_a_long_message_that_the_peer_has_and_does_not_receive_is_an_error(play):
     async def scene(closer, sender):
         sending = asyncio.ensure_future(sender.send(pattern(LONG)))
-        await wait_for(lambda: closer._inbox)
+        await wait_for(lambda: closer._messages.inbox)
         closing = asyncio.ensure_future(closer.close())
         with pytest.raises(aio.ConnectionEndedError, match="has closed the connection and has not taken the message"):
             await sending
@@ -81,17 +81,17 @@ def test_a_message_that_crosses_the_peer_s_close(play, length):
         sending = asyncio.ensure_future(sender.send(pattern(length)))
         closing = asyncio.ensure_future(closer.close())
         await settle()
-        sent = sender._protocol._sent
+        sent = sender._messages.protocol._sent
         assert sent == 1
         if length == LONG:
             with pytest.raises(aio.ConnectionEndedError, match="has not taken the message"):
                 await sending
         else:
             await sending
-            await wait_for(sender._peer_closed.done)
+            await wait_for(lambda: sender._life.state == "peer_closed")
         with pytest.raises(aio.ConnectionEndedError):
             await sender.send(pattern(length))
-        assert sender._protocol._sent == sent
+        assert sender._messages.protocol._sent == sent
         await both(sender.close(), closing)
 
     play(scene)
@@ -104,15 +104,15 @@ def test_all_who_wait_for_room_learn_that_the_peer_has_closed(play):
         sending = [asyncio.ensure_future(sender.send(pattern(length))) for length in (SHORT, LONG) * 8]
         # The second long one waits for the first.
         sent = min(closer._own.slots, 3)
-        await wait_for(lambda: sender._protocol._sent == sent)
+        await wait_for(lambda: sender._messages.protocol._sent == sent)
         closing = asyncio.ensure_future(closer.close())
         ends = await asyncio.gather(*sending, return_exceptions=True)
         assert [type(end) for end in ends] == [
             type(None) if place < sent and not place % 2 else aio.ConnectionEndedError for place in range(16)
         ]
-        assert sender._protocol._sent == sent
+        assert sender._messages.protocol._sent == sent
         # They did not wait until the connection ended.
-        assert sender._failure is None
+        assert not sender.closed
         await both(sender.close(), closing)
 
     play(scene)
@@ -124,18 +124,18 @@ def test_a_long_message_that_is_being_read_when_the_peer_closes(play, monkeypatc
 
     async def scene(closer, sender):
         go_on = asyncio.Event()
-        move = closer._move
+        move = closer._transfers.move
 
         async def later(*arguments):
             await go_on.wait()
             await move(*arguments)
 
-        monkeypatch.setattr(closer, "_move", later)
+        monkeypatch.setattr(closer._transfers, "move", later)
         sending = asyncio.ensure_future(sender.send(pattern(LONG)))
         receiving = asyncio.ensure_future(closer.receive())
-        await wait_for(lambda: closer._reading)
+        await wait_for(lambda: closer._messages.reading)
         closing = asyncio.ensure_future(closer.close())
-        await wait_for(sender._peer_closed.done)
+        await wait_for(lambda: sender._life.state == "peer_closed")
         assert not sending.done()
         if outcome == "received":
             go_on.set()
@@ -256,7 +256,7 @@ def test_a_peer_whose_message_is_not_taken_gets_the_answer_that_it_knows(adapter
 
     async def handler(connection):
         if order == "offered-before-close":
-            await wait_for(lambda: connection._inbox)
+            await wait_for(lambda: connection._messages.inbox)
         await connection.close()
 
     async def scene(peer):

@@ -17,12 +17,12 @@ from helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require
 
 import ndpy
 from ndpy import aio
-from ndpy.aio import connection, transfers
+from ndpy.aio import life, transfers
 
 pytestmark = pytest.mark.timeout(180)
 # How long peers are waited for without Ctrl-C.
 LONG_WAIT = {**OPTIONS, "close_timeout_s": 20 * DEADLINE_S}
-PACKAGE = os.path.dirname(connection.__file__)
+PACKAGE = os.path.dirname(life.__file__)
 # What runs in a machine or a Windows that is emulated: one test of each kind.
 QUICK = {
     "test_a_server_ends_at_once_though_its_clients_do_nothing[finally-3-True]",
@@ -48,7 +48,7 @@ def ends_within_s(adapter):
 @pytest.fixture
 def time_to_deliver(adapter, monkeypatch):
     """What was sent is delivered on a busy machine too."""
-    monkeypatch.setattr(transfers, "_HURRY_S", patient(1.0 if has_kernel_driver(adapter) else 0.4))
+    monkeypatch.setattr(life, "_HURRY_S", patient(1.0 if has_kernel_driver(adapter) else 0.4))
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_ctrl_c_ends_a_close_that_waits_for_clients(adapter, interrupts, time_to
         async with aio.serve((host_of(adapter), 0), echo, adapter=adapter, **LONG_WAIT) as server:
             await asyncio.to_thread(clients.begin, server.address)
             closing = asyncio.ensure_future(server.close())
-            while not all(conn._closing for conn in server.connections):
+            while not all(conn._life.state in ("closing", "leaving") for conn in server.connections):
                 await asyncio.sleep(0)
             await asyncio.sleep(0.1)
             assert not closing.done()

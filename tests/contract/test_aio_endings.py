@@ -103,7 +103,7 @@ def test_abort_is_a_reset_for_the_peer(run):
 def test_messages_that_came_before_a_reset_are_received(run):
     async def scene(client, server):
         await client.send(b"first")
-        await wait_for(lambda: server._inbox)
+        await wait_for(lambda: server._messages.inbox)
         client.abort()
         await server.wait_closed()
         assert await server.receive() == b"first"
@@ -118,7 +118,7 @@ def test_a_message_of_a_connection_that_has_ended_is_not_that_of_the_next_one(ru
 
     async def scene(client, server):
         await client.send(b"first")
-        await wait_for(lambda: server._inbox)
+        await wait_for(lambda: server._messages.inbox)
         client.abort()
         await server.wait_closed()
         await client.wait_closed()
@@ -148,7 +148,7 @@ def test_an_exception_in_the_block_aborts(adapter, run):
 def test_an_offer_that_is_out_when_the_peer_leaves_fails(run):
     async def scene(client, server):
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
-        await wait_for(lambda: server._inbox)
+        await wait_for(lambda: server._messages.inbox)
         server.abort()
         with pytest.raises(aio.ConnectionResetError):
             await sending
@@ -162,7 +162,7 @@ def test_a_long_message_that_is_lost_with_the_connection_is_no_end_of_the_messag
     async def scene(client, server):
         await client.send(b"first")
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
-        await wait_for(lambda: len(server._inbox) == 2)
+        await wait_for(lambda: len(server._messages.inbox) == 2)
         await client.close()
         with pytest.raises(ndpy.ClosedError):
             await sending
@@ -191,8 +191,10 @@ def test_who_waits_for_long_posts_an_empty_write_now_and_then(run, monkeypatch):
 
     async def scene(client, server):
         probes = []
-        write_nothing = client._write_nothing
-        monkeypatch.setattr(client, "_write_nothing", lambda context: (probes.append(context), write_nothing(context)))
+        write_nothing = client._channel.write_nothing
+        monkeypatch.setattr(
+            client._channel, "write_nothing", lambda context: (probes.append(context), write_nothing(context))
+        )
         await asyncio.sleep(0.5)
         assert probes == []
         receiving = asyncio.ensure_future(client.receive())
@@ -243,5 +245,95 @@ def test_the_last_connection_is_closed_while_its_memory_is_still_exposed(adapter
         leave.set()
         await holding
         assert adapter._device._open_children() == []
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+
+
+# ---- ends that cross ----
+
+
+def abort(connection):
+    connection.abort()
+    return connection.close()
+
+
+@pytest.mark.parametrize("own", ["close", "abort"])
+@pytest.mark.parametrize("peers", ["close", "abort"])
+@pytest.mark.parametrize("steps", [0, 2, 8])
+def test_ends_that_cross(run, adapter, own, peers, steps):
+    """Both ends end the connection in one way or the other, one of them some turns of the loop after the other."""
+    ways = {"close": lambda connection: connection.close(), "abort": abort}
+
+    async def scene(client, server):
+        waiting = [asyncio.ensure_future(connection.receive()) for connection in (client, server)]
+        await settle()
+        first = asyncio.ensure_future(ways[own](client))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await both(first, ways[peers](server))
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(error, (aio.ConnectionEndedError, aio.ConnectionResetError, ndpy.ClosedError)), error
+        for connection in (client, server):
+            assert connection._life.state == "free"
+            if (own, peers) == ("close", "close"):
+                with pytest.raises(ndpy.ClosedError):
+                    await connection.receive()
+
+    run(scene)
+    assert not adapter._device._open_children()
+
+
+def test_a_connection_that_fails_while_it_is_being_closed_is_closed(run):
+    """The peer, which has not closed its end, is gone."""
+
+    async def scene(client, server):
+        closing = [asyncio.ensure_future(client.close()) for _ in range(2)]
+        await wait_for(lambda: client._life.state == "closing")
+        client.queue_pair.flush()
+        await asyncio.gather(*closing)
+        assert client._life.state == "free"
+        with pytest.raises(aio.ConnectionResetError, match="ended it without close"):
+            await client.send(b"x")
+        await client.wait_closed()
+
+    run(scene)
+
+
+@pytest.mark.parametrize("seen", ["connecting", "opening"])
+def test_a_connection_that_is_given_up_while_it_opens_is_freed(adapter, monkeypatch, seen):
+    """The server accepts late, or says nothing after it."""
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+    begun, accepted, go_on = [], asyncio.Event(), asyncio.Event()
+    connect, accept = aio.Connection._connect, aio.Connection._accept
+
+    def connecting(connection, *arguments):
+        begun.append(connection)
+        return connect(connection, *arguments)
+
+    async def accepting(connection, *arguments):
+        accepted.set()
+        if seen == "opening":
+            monkeypatch.setattr(connection._messages, "begin", lambda: None)
+            await accept(connection, *arguments)
+        await go_on.wait()
+        raise ndpy.TimeoutError("planted")
+
+    monkeypatch.setattr(aio.Connection, "_connect", connecting)
+    monkeypatch.setattr(aio.Connection, "_accept", accepting)
+
+    async def main():
+        async with aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server:
+            opening = asyncio.ensure_future(aio.connect(server.address, adapter=adapter, **OPTIONS).__aenter__())
+            await accepted.wait()
+            (client,) = begun
+            await wait_for(lambda: client._life.state == seen)
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            assert client._life.state == "free"
+            with pytest.raises(aio.ConnectionResetError, match="could not be made"):
+                await client.send(b"x")
+            go_on.set()
+        assert not adapter._device._open_children()
 
     asyncio.run(asyncio.wait_for(main(), DEADLINE_S))

@@ -18,6 +18,7 @@ from helpers import DEADLINE_S, host_of, require
 import ndpy
 from ndpy import aio
 from ndpy.aio import server as server_module
+from ndpy.aio.channel import Channel
 from ndpy.vocabulary.quirks import Quirk
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("each_loop_where_quick")]
@@ -192,7 +193,7 @@ def test_the_error_of_a_handler_is_reported_though_the_server_is_closed_meanwhil
     async def handler(connection):
         await connection.receive()
         task = asyncio.current_task()
-        connection._ended.add_done_callback(lambda _: task.cancel())
+        connection._life._changed.add_done_callback(lambda _: task.cancel())
         raise ZeroDivisionError("the handler's fault")
 
     async def main():
@@ -212,7 +213,7 @@ def test_a_fault_of_the_package_ends_one_connection(run, adapter, monkeypatch):
 
     async def scene(client, server):
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
-        monkeypatch.setattr(server._protocol, "receive", lambda data: 1 / 0)
+        monkeypatch.setattr(server._messages.protocol, "receive", lambda data: 1 / 0)
         await client.send(b"x")
         with pytest.raises(aio.ConnectionResetError, match="ZeroDivisionError"):
             await server.receive()
@@ -263,7 +264,7 @@ def test_a_server_that_is_closed_delivers_what_its_handlers_have_sent(adapter):
     async def main():
         server = await aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS)
         async with aio.connect(server.address, adapter=adapter, **OPTIONS) as client:
-            await wait_for(lambda: client._inbox)
+            await wait_for(lambda: client._messages.inbox)
             closing = asyncio.ensure_future(server.close())
             assert [message async for message in client] == [b"sent"]
         await closing
@@ -353,19 +354,19 @@ def test_a_server_that_takes_its_offer_back_is_no_stranger(adapter, monkeypatch)
 def test_a_refusal_is_told_though_the_receives_were_cancelled_before_it(adapter, keep, monkeypatch):
     """siw cancels them when the refusal comes. The thread that learns of the refusal may be slow."""
     begun, statuses = [], []
-    connect, complete = aio.Connection._connect, aio.Connection._on_completion
+    connect, complete = aio.Connection._connect, Channel.on_completion
     cancelled = SimpleNamespace(ok=False, status=ndpy.Status.CANCELED, operation=ndpy.Operation.RECEIVE, context=0)
 
     def connecting(connection, *arguments):
         begun.append(connection)
         return connect(connection, *arguments)
 
-    def completing(connection, completion):
-        complete(connection, completion)
+    def completing(channel, completion):
+        complete(channel, completion)
         statuses.append(completion.status)
 
     monkeypatch.setattr(aio.Connection, "_connect", connecting)
-    monkeypatch.setattr(aio.Connection, "_on_completion", completing)
+    monkeypatch.setattr(Channel, "on_completion", completing)
 
     async def main():
         with adapter.listen((host_of(adapter), 0)) as listener:
@@ -375,7 +376,7 @@ def test_a_refusal_is_told_though_the_receives_were_cancelled_before_it(adapter,
             with adapter._events.resting(DEADLINE_S):
                 request.reject()
                 if not has_quirk(adapter, Quirk.SIW_CANCELS_BEFORE_REFUSALS):
-                    client._on_completion(cancelled)
+                    client._channel.on_completion(cancelled)
                 await wait_for(lambda: statuses)
             with pytest.raises(ndpy.ConnectionRefusedError):
                 await opening

@@ -229,7 +229,7 @@ def test_a_connection_of_a_loop_goes_on_while_the_driver_holds_the_attempt_befor
     free_natively = aio.Connection._free_natively
 
     def free(connection):
-        if connection._protocol is None:
+        if connection._messages.protocol is None:
             held.append(connection)
             assert let_go.wait(DEADLINE_S), "nobody has let the driver go on"
         free_natively(connection)
@@ -251,7 +251,7 @@ def test_a_connection_of_a_loop_goes_on_while_the_driver_holds_the_attempt_befor
             finally:
                 let_go.set()
             await closing
-            assert all(connection._is_free for connection in held)
+            assert all(connection._life.state == "free" for connection in held)
         assert not adapter._device._open_children()
 
     asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE_S))

@@ -146,7 +146,7 @@ async def _offer(scene: Scene, address: tuple[str, int]) -> None:
     """A long message, which its receiver reads from this end's memory when it takes it."""
     async with aio.connect(address, adapter=scene.adapter, timeout_s=30) as connection:
         sending = asyncio.ensure_future(connection.send(bytes(100_000)))
-        while not connection._answers:
+        while not connection._messages.answers:
             await asyncio.sleep(0.01)
         scene.things["offered"] = True
         await sending

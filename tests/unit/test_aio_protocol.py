@@ -540,13 +540,74 @@ def test_an_end_does_not_break_the_rules_itself():
         end().answer(1, taken=True)
 
 
+# ---- control frames that wait ----
+
+
+def waiting_kinds(protocol: Protocol) -> list[Kind]:
+    """Of the frames that go now."""
+    found = []
+    while control := protocol.next_control():
+        found.append(Kind(control[0][0]))
+    return found
+
+
+def test_control_frames_go_in_their_order_with_the_newest_numbers():
+    protocol = end()
+    protocol.receive(offer(1))
+    protocol.add_answer(1, None, taken=True)
+    protocol.take()
+    protocol.add_close()
+    assert protocol.has_waiting
+    assert protocol.next_control() == (bytes(frame(DONE, 1, granted=SLOTS + 1)), None)
+    assert waiting_kinds(protocol) == [Kind.CLOSE]
+    assert not protocol.has_waiting
+
+
+def test_a_withdrawal_that_waits_is_dropped_when_the_answer_comes():
+    protocol = end()
+    number, _ = protocol.offer(RemoteMemory(0, 5000, 0))
+    protocol.add_withdrawal(number)
+    protocol.receive(frame(DONE, number))
+    assert waiting_kinds(protocol) == []
+
+
+def test_a_grant_goes_if_no_other_frame_tells_its_numbers():
+    protocol = end()
+    for _ in range(SLOTS):
+        protocol.receive(message())
+    take(protocol, SLOTS)
+    protocol.add_close()
+    assert waiting_kinds(protocol) == [Kind.CLOSE]
+    protocol = end()
+    for _ in range(SLOTS):
+        protocol.receive(message())
+    take(protocol, SLOTS)
+    assert waiting_kinds(protocol) == [Kind.GRANT]
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_an_answer_invalidates_if_the_peer_allows_it(allowed):
+    protocol = end(peer=dataclasses.replace(HELLO, invalidates=allowed))
+    remote = protocol.receive(offer(1)).remote
+    protocol.add_answer(1, remote, taken=False)
+    assert protocol.next_control()[1] is (remote if allowed else None)
+
+
+def test_nothing_is_sent_from_the_call_of_close_on():
+    protocol = end()
+    protocol.add_close()
+    assert protocol.closing
+    with pytest.raises(AssertionError):
+        protocol.message(0)
+
+
 # ---- two ends under a random scheduler ----
 
 
 class End:
     """An end, its program, and the frames that are on their way to the other end.
 
-    It posts receives as ndpy/aio/connection.py does: one for each slot and for each control frame. A MESSAGE keeps its receive until
+    It posts receives as ndpy/aio/channel.py does: one for each slot and for each control frame. A MESSAGE keeps its receive until
     the program has taken it. All other frames give it back at once.
     """
 
