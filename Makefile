@@ -17,7 +17,7 @@ help:
 	@echo "make smoke-windows   run it on softnd, under Wine"
 	@echo "make test            run all the tests"
 	@echo "make test-kernels    run the smoke test and the contract on the newest kernels of Debian; KERNELS= chooses"
-	@echo "make test-freethreaded  run the unit tests and the contract on soft0 with a free-threaded Python; PART=tsan, rxe: see rig/test-freethreaded.sh"
+	@echo "make test-freethreaded  run the unit tests and the contract on soft0 with a free-threaded Python; PART=tsan, rxe choose others"
 	@echo "make test-hosts      run the tests of two hosts, VMs with a network between them, on ADAPTER (rxe, siw)"
 	@echo "make test-warnings   run the unit and contract tests with every warning as an error"
 	@echo "make stress          run all the tests with full counts"
@@ -62,40 +62,35 @@ smoke:
 	@.venv/bin/python -m compileall -q ndpy # the VM is slow at compiling
 	.venv/bin/ndpy softroce run $(SOFTROCE) --adapter rxe --limit 900 -- .venv/bin/ndpy smoke rxe0 $(ARGS)
 
+# Its parts, and which variables choose among them and change them, are in rig/run_tests.py.
+run_tests = @.venv/bin/python rig/run_tests.py
+
 test: setup
-	@rig/test.sh
+	$(run_tests)
+
+stress: setup
+	@NDPY_STRESS=1 .venv/bin/python rig/run_tests.py
 
 # See rig/kernels.sh.
 KERNELS ?= stable testing unstable
 export KERNELS
 
 test-kernels: setup
-	@rig/test-kernels.sh; status=$$?; \
-	    [ $$status = 3 ] || .venv/bin/python rig/kernel_table.py .rig/results/kernels README.md; exit $$status
+	$(run_tests) kernels
 
-# See rig/test-freethreaded.sh.
+# own, rxe or tsan
 PART ?= own
 
 test-freethreaded:
 	@rig/setup.sh soft
-	@rig/test-freethreaded.sh $(PART)
+	$(run_tests) freethreaded-$(PART)
 
-# LIMIT=7200 NDPY_STRESS=1: see rig/test-hosts.sh.
+# LIMIT=7200 NDPY_STRESS=1 is possible too.
 test-hosts: setup
-	@rig/test-hosts.sh $(ADAPTER) $(ARGS)
+	$(run_tests) hosts
 
-# -W twice: for Python itself, and for pytest, which has warning filters of its own.
-test-warnings: windows
-	$(MAKE) -s -C tests/networkdirect/providers
-	@.venv/bin/python -m compileall -q ndpy tests
-	.venv/bin/python -W error -m pytest -W error tests/unit --ignore tests/unit/test_softroce_vm.py $(ARGS)
-	.venv/bin/ndpy softroce run $(SOFTROCE) --adapter rxe --limit 3600 -- \
-	    .venv/bin/python -W error -m pytest -W error tests/contract --adapter rxe0 -p no:cacheprovider $(ARGS)
-	NDPY_PROVIDER='softrdma\build\softnd.dll' WINE_LIMIT=1800 rig/wine-python -W error -m pytest -W error \
-	    tests/contract tests/networkdirect --adapter softnd0 -p no:cacheprovider $(ARGS)
-
-stress: setup
-	@NDPY_STRESS=1 rig/test.sh
+test-warnings: setup
+	$(run_tests) warnings
 
 # setup.sh has built the extension modules.
 windows: softnd
@@ -106,7 +101,7 @@ SOAK_S ?= 600
 # cache or aio
 WHAT ?= cache
 soak_program = tests/soak/$(if $(filter aio,$(WHAT)),busy_connections,busy_server).py
-export SOAK_S
+export SOAK_S ADAPTER
 
 # soft0 needs no VM.
 soak: setup
@@ -171,8 +166,7 @@ softnd: setup
 	$(MAKE) -C softrdma build/softnd.dll
 
 softnd-check: setup
-	@rig/test-softnd.sh
-	@.venv/bin/python rig/sum_results.py .rig/results/softnd*.xml
+	$(run_tests) softnd fuzz peers softnd-siw
 
 softnd-fuzz: setup
 	$(MAKE) -C softrdma/fuzz test fuzz SECONDS=60

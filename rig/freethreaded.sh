@@ -20,7 +20,7 @@ state=$PWD/.rig/freethreaded
 say() { echo "freethreaded: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-. rig/suites.sh
+. rig/debian_archive.sh
 
 source_of() {
     ls "$state"/python"$1"_*.orig.tar.* 2>/dev/null | grep -v '\.asc$' | tail -n 1

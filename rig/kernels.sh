@@ -4,15 +4,15 @@
 #
 #   rig/kernels.sh SUITE...     stable, testing or unstable; prints "SUITE VERSION FOLDER" for each
 #
-# A kernel that is there already is not downloaded again.
+# A kernel that is there already is not downloaded again. Ends with status 3 if a kernel cannot be fetched.
 
 set -eu
 cd "$(dirname "$0")/.."
 state=$PWD/.rig/kernels
 
-die() { echo "kernels: $*" >&2; exit 1; }
+die() { echo "kernels: $*" >&2; exit 3; }
 
-. rig/suites.sh
+. rig/debian_archive.sh
 
 # Packages of the kernel $2: one, or, since 7.2, image, modules and their lists.
 packages() {

@@ -20,7 +20,7 @@ NETDEV = "wire0"
 @pytest.fixture(scope="session", autouse=True)
 def _two_hosts(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--peer") is None:
-        pytest.skip("with --peer only: rig/test-hosts.sh starts two hosts")
+        pytest.skip("with --peer only: `make test-hosts` starts two hosts")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

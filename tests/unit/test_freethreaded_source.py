@@ -52,8 +52,8 @@ def run(tmp_path):
     (tmp_path / "bin/apt-get").chmod(0o755)
     keyring = tmp_path / "keyring"
     keyring.write_text("")
-    suites = checkout / "rig/suites.sh"
-    suites.write_text(suites.read_text().replace("/usr/share/keyrings/debian-archive-keyring.gpg", str(keyring)))
+    archive = checkout / "rig/debian_archive.sh"
+    archive.write_text(archive.read_text().replace("/usr/share/keyrings/debian-archive-keyring.gpg", str(keyring)))
     whole = whole_archive(tmp_path)
 
     def once(cut_off: int) -> str:

@@ -1,22 +1,22 @@
 #!/bin/sh
-# Runs the wheel for Linux on aarch64: the smoke test and the contract's tests on soft0, with QEMU's emulation of programs and a Python
-# of Debian that are unpacked into .rig/aarch64. Nothing of this machine is changed.
+# Provides .rig/aarch64/python, which runs a Python for aarch64 with a wheel of ndpy: QEMU's emulation of programs, and Debian's Python.
+# All of it is unpacked into .rig/aarch64. Nothing of this machine is changed.
 #
-#   rig/test-aarch64.sh WHEEL     the results are in .rig/results
+#   rig/aarch64.sh WHEEL
 #
-# Ends with status 3 if Debian's packages cannot be fetched. ARGS goes to pytest.
+# Ends with status 3 if Debian's packages cannot be fetched. In the checkout that Python imports the checkout's ndpy; it runs in
+# .rig/aarch64/empty.
 
 set -u
 cd "$(dirname "$0")/.."
 wheel=${1:?a wheel for aarch64}
 state=$PWD/.rig/aarch64
-results=$PWD/.rig/results
 emulator=$state/emulator/usr/bin/qemu-aarch64
-mkdir -p "$state" "$results"
+mkdir -p "$state/empty"
 
 die() { echo "aarch64: $*" >&2; exit 3; }
 
-. rig/suites.sh
+. rig/debian_archive.sh
 
 # Unpacks packages of the architecture $2 into .rig/aarch64/$1: those that follow, and what they depend on.
 provide() {
@@ -53,21 +53,7 @@ rm -rf "$state/packages"
 python=$state/python
 cat >"$python" <<END
 #!/bin/sh
+export PYTHONHOME="$state/root/usr" PYTHONPATH="$state/packages" PYTHONDONTWRITEBYTECODE=1
 exec "$emulator" -0 "$python" -L "$state/root" "$state/root/usr/bin/python3" "\$@"
 END
 chmod +x "$python"
-export PYTHONHOME="$state/root/usr" PYTHONPATH="$state/packages" PYTHONDONTWRITEBYTECODE=1
-
-# Not in the checkout, whose ndpy would be imported.
-mkdir -p "$state/empty" && cd "$state/empty" || exit 1
-failed=
-"$python" -m ndpy smoke soft0 >"$results/smoke-aarch64.log" 2>&1 || failed="$failed smoke"
-tail -n 1 "$results/smoke-aarch64.log"
-# QEMU's emulation has no userfaultfd, without which memory cannot be monitored.
-"$python" -m pytest ../../../tests/contract -c ../../../pyproject.toml --adapter soft0 -p no:cacheprovider \
-    --ignore ../../../tests/contract/test_registration_cache_monitor.py -k 'not monitored' \
-    --junitxml "$results/aarch64.xml" ${ARGS:-} || failed="$failed contract"
-if [ -n "$failed" ]; then
-    echo "failed:$failed"
-    exit 1
-fi

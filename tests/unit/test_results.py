@@ -11,16 +11,16 @@ if not RIG.is_dir():
     pytest.skip("the tests of a wheel have no rig", allow_module_level=True)
 sys.path.insert(0, str(RIG))
 
-import kernel_table  # noqa: E402
+import results as rig_results  # noqa: E402
 
 sys.path.remove(str(RIG))
 
 DAY = datetime.date(2026, 11, 23)
 README = f"""# A program
 
-{kernel_table.BEGIN}
-{kernel_table.HEAD[0]}
-{kernel_table.HEAD[1]}
+{rig_results.BEGIN}
+{rig_results.HEAD[0]}
+{rig_results.HEAD[1]}
 
 The end.
 """
@@ -41,7 +41,7 @@ def table(text: str) -> list[str]:
 def test_each_kernel_has_a_row_with_its_counts(tmp_path):
     results(tmp_path, "unstable", "7.2.13", tests=600, failures=1, errors=1, skipped=8)
     results(tmp_path, "stable", "6.12.113", tests=600, failures=0, errors=0, skipped=0)
-    made = kernel_table.replace_table(README, kernel_table.rows(tmp_path, DAY))
+    made = rig_results.replace_table(README, rig_results.rows(tmp_path, DAY))
     assert table(made) == [
         "| 6.12.113 | Debian stable | 92 passed, 4 skipped | 600 passed | 2026-11-23 |",
         "| 7.2.13 | Debian unstable | 92 passed, 4 skipped | 590 passed, **2 failed**, 8 skipped | 2026-11-23 |",
@@ -52,7 +52,7 @@ def test_each_kernel_has_a_row_with_its_counts(tmp_path):
 def test_a_run_that_ended_early_says_so(tmp_path):
     results(tmp_path, "testing", "7.2.12", tests=1)
     (tmp_path / "7.2.12-contract.xml").unlink()
-    assert kernel_table.rows(tmp_path, DAY) == {
+    assert rig_results.rows(tmp_path, DAY) == {
         "testing": "| 7.2.12 | Debian testing | 92 passed, 4 skipped | did not run | 2026-11-23 |"
     }
 
@@ -63,10 +63,10 @@ def test_rows_of_other_suites_stay(tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         results(folder, suite, f"9.{number}", tests=1)
-        former = kernel_table.replace_table(former, kernel_table.rows(folder, DAY))
+        former = rig_results.replace_table(former, rig_results.rows(folder, DAY))
     assert [row.split()[1] for row in table(former)] == ["9.2", "9.1"]
 
 
 def test_a_readme_without_the_table_is_refused():
     with pytest.raises(SystemExit, match="no line"):
-        kernel_table.replace_table("# A program\n", {})
+        rig_results.replace_table("# A program\n", {})
