@@ -1,7 +1,7 @@
 /* See connector.h.
  *
- * The lock is outside of the engine's others, and no face takes one of its own within. Streams are handled after it was
- * released, so an event may find that the connector has moved on and has another stream, or none.
+ * The lock is outside of the engine's others. Streams are handled after it was released, so an event may find that the
+ * connector has moved on and has another stream, or none.
  */
 #include "connector.h"
 #include "queue_pair.h"

@@ -1,6 +1,6 @@
 /* The device, its contexts, and what programs ask about it. */
 #include "soft.h"
-#include "cm.h"
+#include "cm/cm.h"
 #include "face.h"
 #include "forking.h"
 #include "greeting.h"
@@ -19,6 +19,7 @@ const char face_prefix[] = "SOFTVERBS_";
 const uint32_t face_patience_ms = 60000;
 
 #define FIRMWARE           "softverbs"
+#define FULL_MEMBER        0xFFFF
 #define PORT_STATE_LINK_UP 5
 #define WIDTH_4X           2
 #define SPEED_EDR          32
@@ -490,4 +491,48 @@ int soft_errno(nd_status status)
     default:
         return EINVAL;
     }
+}
+
+/* ---- Small queries ---- */
+
+EXPORT const char *ibv_get_device_name(struct ibv_device *device)
+{
+    return device->name;
+}
+
+/* The kernel does not know the device. */
+EXPORT int ibv_get_device_index(struct ibv_device *device)
+{
+    UNUSED(device);
+    return -1;
+}
+
+/* The second half of the first GID. It holds the machine's address if that is one of IPv4. */
+EXPORT __be64 ibv_get_device_guid(struct ibv_device *device)
+{
+    struct sockaddr_storage address;
+    union ibv_gid gid;
+
+    UNUSED(device);
+    if (soft_addresses(&address, 1) < 1)
+        return 0;
+    soft_gid_of((struct sockaddr *)&address, &gid);
+    return gid.global.interface_id;
+}
+
+EXPORT int ibv_query_pkey(struct ibv_context *context, uint8_t port, int index, __be16 *pkey)
+{
+    UNUSED(context);
+    if (port != 1 || index != 0) {
+        errno = EINVAL;
+        return -1;
+    }
+    *pkey = htons(FULL_MEMBER);
+    return 0;
+}
+
+EXPORT int ibv_get_pkey_index(struct ibv_context *context, uint8_t port, __be16 pkey)
+{
+    UNUSED(context);
+    return port == 1 && pkey == htons(FULL_MEMBER) ? 0 : -1;
 }

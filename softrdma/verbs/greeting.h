@@ -1,4 +1,4 @@
-/* What the two ends of a connection by hand say to each other, and the connections whose queue pair is not ready yet.
+/* What the two ends of a pairing say to each other, and the connections whose queue pair is not ready yet.
  *
  * The private data of the start-up frame of the end that connects, all numbers in network order:
  *

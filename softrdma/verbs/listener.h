@@ -1,4 +1,4 @@
-/* Listening sockets, for the connection manager and for queue pairs that programs connect by hand. */
+/* Listening sockets, for the connection manager and for queue pairs that are connected by number. */
 #ifndef SOFTVERBS_LISTENER_H
 #define SOFTVERBS_LISTENER_H
 

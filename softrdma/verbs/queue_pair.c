@@ -1,5 +1,5 @@
 /* Queue pairs: creation, states, posting. */
-#include "by_hand.h"
+#include "pairing.h"
 #include "greeting.h"
 #include "guarded.h"
 #include "numbers.h"
@@ -115,7 +115,7 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
 
     if (soft_inherited(ibv->context))
         return 0;
-    hand_close(qp);
+    pairing_close(qp);
     number_give_back(qp);
     waiting_drop_for(ibv->qp_num);
     pthread_mutex_lock(&qp->lock);
@@ -257,15 +257,15 @@ EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int
         return errno = ENODEV;
     /* Before the lock is taken, because an event of the connection may be waiting for it. */
     if ((mask & IBV_QP_STATE) != 0 && attributes->qp_state == IBV_QPS_RESET)
-        hand_close(qp);
+        pairing_close(qp);
     pthread_mutex_lock(&qp->lock);
     enum ibv_qp_state from = qp->attributes.qp_state;
     enum ibv_qp_state to = (mask & IBV_QP_STATE) != 0 ? attributes->qp_state : from;
     int needed = needed_mask(from, to);
-    bool by_hand = (mask & IBV_QP_AV) != 0 && hand_names_a_peer(attributes);
+    bool paired = (mask & IBV_QP_AV) != 0 && pairing_names_a_peer(attributes);
     if (((mask & IBV_QP_CUR_STATE) != 0 && attributes->cur_qp_state != from) || !may_follow(from, to) ||
-        (to == IBV_QPS_RTR && (mask & IBV_QP_AV) != 0 && hand_names_nobody(attributes)) || (mask & needed) != needed ||
-        ((mask & IBV_QP_PORT) != 0 && attributes->port_num != 1) ||
+        (to == IBV_QPS_RTR && (mask & IBV_QP_AV) != 0 && pairing_names_nobody(attributes)) ||
+        (mask & needed) != needed || ((mask & IBV_QP_PORT) != 0 && attributes->port_num != 1) ||
         ((mask & IBV_QP_MAX_QP_RD_ATOMIC) != 0 && attributes->max_rd_atomic > MAX_READ_LIMIT) ||
         ((mask & IBV_QP_MAX_DEST_RD_ATOMIC) != 0 && attributes->max_dest_rd_atomic > MAX_READ_LIMIT))
         error = EINVAL;
@@ -273,8 +273,8 @@ EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int
         error = reset(qp);
     if (error == 0 && to != IBV_QPS_RESET && to != IBV_QPS_ERR)
         take_attributes(qp, attributes, mask);
-    if (error == 0 && from == IBV_QPS_INIT && to == IBV_QPS_RTR && by_hand)
-        error = hand_check(qp);
+    if (error == 0 && from == IBV_QPS_INIT && to == IBV_QPS_RTR && paired)
+        error = pairing_check(qp);
     if (error == 0)
         set_state(qp, to);
     pthread_mutex_unlock(&qp->lock);
@@ -282,15 +282,15 @@ EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int
         return errno = error;
     /* Also from ERR: a connection that its connection manager ends may wait for its outcome. */
     if ((mask & IBV_QP_STATE) != 0 && to == IBV_QPS_ERR) {
-        hand_stop(qp);
+        pairing_stop(qp);
         flush(qp, from);
     }
-    if (from == IBV_QPS_INIT && to == IBV_QPS_RTR && by_hand)
-        hand_connect(qp);
+    if (from == IBV_QPS_INIT && to == IBV_QPS_RTR && paired)
+        pairing_connect(qp);
     if ((mask & (IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT)) != 0)
-        hand_set_patience(qp);
+        pairing_set_patience(qp);
     if (to == IBV_QPS_RTS)
-        hand_ready(qp);
+        pairing_ready(qp);
     return 0;
 }
 

@@ -111,7 +111,7 @@ struct soft_srq {
     _Atomic bool limit_armed;
 };
 
-struct hand;
+struct pairing;
 
 struct soft_qp {
     struct ibv_qp ibv;
@@ -119,7 +119,7 @@ struct soft_qp {
     pthread_mutex_t lock;       /* of everything below; taken outside of the engine's locks */
     bool destroyed;
     struct queue_pair *qp;
-    struct hand *hand; /* what connects it, if ibv_modify_qp() does; under numbers_lock */
+    struct pairing *pairing; /* what connects it, if ibv_modify_qp() does; under numbers_lock */
     bool all_signaled;
     _Atomic int state; /* attributes.qp_state, for those who post without the lock */
     struct ibv_qp_attr attributes;

@@ -50,7 +50,7 @@ struct cm_channel {
 
 struct cm_id {
     struct rdma_cm_id rdma;     /* first */
-    struct cm_id *next, **link; /* list of cm_identifier.c, under its lock */
+    struct cm_id *next, **link; /* list of identifier.c, under its lock */
     uint32_t generation;
     _Atomic int32_t references; /* the program's and the timer's */
 
@@ -121,7 +121,7 @@ static inline int cm_result(int error)
 /* device.c calls this when the adapter is removed. */
 void cm_device_removed(void);
 
-/* cm_events.c */
+/* events.c */
 /* NULL if memory is short. */
 struct cm_event *cm_event_new(struct cm_id *owner, enum rdma_cm_event_type type, int status);
 /* Queues the event, or frees it if the owner gets no more events. Not under the owner's lock. */
@@ -136,7 +136,7 @@ int cm_wait(struct cm_id *id);
 /* True if the object is of a parent process. Nothing but its memory may be touched then. */
 bool cm_foreign(uint32_t generation);
 
-/* cm_identifier.c */
+/* identifier.c */
 /* channel NULL: the identifier gets a channel of its own. */
 struct cm_id *cm_id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space space,
                         enum ibv_qp_type qp_type);
@@ -150,15 +150,15 @@ int cm_reserve(struct cm_id *id, const struct sockaddr_storage *address);
 /* One of these sockets; the caller has it from then on. NO_SOCKET: there is none. */
 socket_handle cm_take_socket(struct cm_id *id, int which);
 
-/* cm_addresses.c */
+/* addresses.c */
 void cm_set_addresses(struct cm_id *id, const struct sockaddr_storage *local, const struct sockaddr_storage *peer);
 int cm_set_path(struct cm_id *id);
 
-/* cm_queue_pair.c */
+/* queue_pair.c */
 /* Moves the identifier's own queue pair, if it has one, so that it can receive and send. */
 void cm_make_qp_ready(struct cm_id *id);
 
-/* cm_connection.c */
+/* connection.c */
 extern const struct connector_owner cm_connector_owner;
 /* The peer accepted: completes the connection, and moves the queue pair if it is the identifier's. Returns an errno. */
 int cm_complete_connection(struct cm_id *id);

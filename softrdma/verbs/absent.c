@@ -1,6 +1,6 @@
-/* Small queries, and the calls for what soft0 does not have.
+/* The calls for what soft0 does not have or need.
  *
- * The absent calls exist because the dynamic loader refuses a program if a call that it might make is missing.
+ * They exist because the dynamic loader refuses a program if a call that it might make is missing.
  */
 #include "soft.h"
 
@@ -14,52 +14,6 @@
 #include <string.h>
 #include <sys/select.h>
 #include <unistd.h>
-
-#define FULL_MEMBER 0xFFFF
-
-/* ---- The device ---- */
-
-EXPORT const char *ibv_get_device_name(struct ibv_device *device)
-{
-    return device->name;
-}
-
-/* The kernel does not know the device. */
-EXPORT int ibv_get_device_index(struct ibv_device *device)
-{
-    UNUSED(device);
-    return -1;
-}
-
-/* The second half of the first GID. It holds the machine's address if that is one of IPv4. */
-EXPORT __be64 ibv_get_device_guid(struct ibv_device *device)
-{
-    struct sockaddr_storage address;
-    union ibv_gid gid;
-
-    UNUSED(device);
-    if (soft_addresses(&address, 1) < 1)
-        return 0;
-    soft_gid_of((struct sockaddr *)&address, &gid);
-    return gid.global.interface_id;
-}
-
-EXPORT int ibv_query_pkey(struct ibv_context *context, uint8_t port, int index, __be16 *pkey)
-{
-    UNUSED(context);
-    if (port != 1 || index != 0) {
-        errno = EINVAL;
-        return -1;
-    }
-    *pkey = htons(FULL_MEMBER);
-    return 0;
-}
-
-EXPORT int ibv_get_pkey_index(struct ibv_context *context, uint8_t port, __be16 pkey)
-{
-    UNUSED(context);
-    return port == 1 && pkey == htons(FULL_MEMBER) ? 0 : -1;
-}
 
 /* No queue pair of soft0 has the calls that post one request at a time (ibv_wr_*). */
 EXPORT struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp)
