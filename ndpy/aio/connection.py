@@ -119,7 +119,7 @@ class Connection(Uncopied):
         try:
             await await_or_cancel(connecting, timeout_s)
         except errors.TimeoutError as error:
-            raise connector._native_no_answer(error, timeout_s) from None
+            raise connector._no_answer(error, timeout_s) from None
         self._connected_by(connector)
         self._messages.protocol = Protocol(self._own, self._hello_of_server(connector))
         await await_or_cancel(connector.begin_complete_connect(), self._left_s(deadline))

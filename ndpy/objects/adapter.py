@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import atexit
 import contextlib
 import functools
@@ -28,6 +27,7 @@ from ndpy.objects.device_memory import DeviceMemory
 from ndpy.objects.events import AdapterEvent, EventStream
 from ndpy.objects.listener import Listener
 from ndpy.objects.memory import MemoryRegion, MemoryWindow, buffer_range, is_written
+from ndpy.objects.native_steps import AdapterSteps
 from ndpy.objects.pending import Pending, wait_or_cancel
 from ndpy.objects.queue_pair import QueuePair
 from ndpy.objects.resource import Orphans, Resource, _serials, busy, prevent_close
@@ -114,7 +114,7 @@ def _on_exit() -> None:
         adapter._on_exit()
 
 
-class Adapter(_core.Adapter, Resource):
+class Adapter(_core.Adapter, Resource, AdapterSteps):
     """An RDMA adapter, opened by open_adapter().
 
     Objects that are made from it work together. They do not work with objects of another adapter. All its memory is in one
@@ -131,24 +131,7 @@ class Adapter(_core.Adapter, Resource):
     """
 
     _release_order = 99
-    #: The result of an operation of this adapter. A platform may need another way to wait.
     _pending_type: ClassVar[type[Pending[Any]]] = Pending
-
-    #: The platform's classes for the objects that an adapter makes.
-    _region_class: ClassVar[type[MemoryRegion]]
-    _window_class: ClassVar[type[MemoryWindow]]
-    _completion_queue_class: ClassVar[type[CompletionQueue]]
-    _shared_receive_queue_class: ClassVar[type[SharedReceiveQueue]]
-    _queue_pair_class: ClassVar[type[QueuePair]]
-    _datagram_queue_pair_class: ClassVar[Callable[..., DatagramQueuePair]]
-    _connector_class: ClassVar[type[Connector]]
-    _listener_class: ClassVar[type[Listener]]
-    _datagram_listener_class: ClassVar[Callable[..., DatagramListener]]
-    _protection_domain_class: ClassVar[Callable[..., ProtectionDomain]]
-    _device_memory_class: ClassVar[Callable[..., DeviceMemory]]
-    _xrc_domain_class: ClassVar[Callable[..., XrcDomain]]
-    _xrc_sender_class: ClassVar[Callable[..., XrcSender]]
-
     #: None until _native_open() has made it.
     _events: AdapterThread = None  # type: ignore[assignment]
 
@@ -217,7 +200,7 @@ class Adapter(_core.Adapter, Resource):
 
     def _new_region(self, buffer: Any, access: Access) -> MemoryRegion:
         """Make a region. It is not registered yet."""
-        return self._region_class(self, *self._memory(buffer, access))
+        return self._classes.region(self, *self._memory(buffer, access))
 
     def _memory(self, buffer: Any, access: Access) -> tuple[Any, Any, int, int, Access]:
         """Check memory and rights. Returns (object that keeps the memory in place, buffer, address, length, rights)."""
@@ -290,7 +273,7 @@ class Adapter(_core.Adapter, Resource):
         self._limit("the length of device memory", length, self.info.max_device_memory_size)
         if alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"an alignment is a power of two, not {alignment}")
-        return self._make(self._device_memory_class, length, alignment)
+        return self._make(self._classes.device_memory, length, alignment)
 
     def register_at(self, buffer: Any, address: int, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
         """Register memory for use at an address that the program chooses.
@@ -389,7 +372,7 @@ class Adapter(_core.Adapter, Resource):
         Source: ibv_alloc_pd(3).
         """
         self._require(Capability.PROTECTION_DOMAINS, "create protection domain")
-        return self._make(self._protection_domain_class)
+        return self._make(self._classes.protection_domain)
 
     def create_memory_window(self) -> MemoryWindow:
         """Make a window. It grants nothing until QueuePair.bind() gives it memory.
@@ -404,7 +387,7 @@ class Adapter(_core.Adapter, Resource):
                 f"{self.info.name} ({self.info.driver}) has no memory windows; register with remote access instead",
                 operation="create memory window",
             )
-        return self._make(self._window_class)
+        return self._make(self._classes.window)
 
     def create_completion_queue(
         self,
@@ -433,11 +416,11 @@ class Adapter(_core.Adapter, Resource):
         self._limit("a completion queue's depth", depth, self.info.max_completion_queue_depth)
         if details or single_threaded:
             self._require_extended_queues(details, single_threaded)
-            return self._make(self._completion_queue_class, depth, details, single_threaded)
+            return self._make(self._classes.completion_queue, depth, details, single_threaded)
         if overlapped_file is None:
-            return self._make(self._completion_queue_class, depth)
+            return self._make(self._classes.completion_queue, depth)
         self._native_overlapped_file()
-        return self._make(self._completion_queue_class, depth, overlapped_file)
+        return self._make(self._classes.completion_queue, depth, overlapped_file)
 
     def _require_extended_queues(self, details: CompletionDetails, single_threaded: bool) -> None:
         operation = "create completion queue"
@@ -465,7 +448,7 @@ class Adapter(_core.Adapter, Resource):
                 f"{self.info.name} has no shared receive queues", operation="create shared receive queue"
             )
         self._check_shared_receive_queue(depth, max_sge, threshold)
-        return self._make(self._shared_receive_queue_class, depth, max_sge, threshold)
+        return self._make(self._classes.shared_receive_queue, depth, max_sge, threshold)
 
     def create_queue_pair(
         self,
@@ -524,7 +507,7 @@ class Adapter(_core.Adapter, Resource):
         )
         self._check_limits(replace(limits, receive_queue_depth=receive_queue_depth))
         with prevent_close(receive_cq, initiator_cq, srq):
-            return self._queue_pair_class(self, receive_cq, initiator_cq, limits, srq, type)
+            return self._classes.queue_pair(self, receive_cq, initiator_cq, limits, srq, type)
 
     def create_datagram_queue_pair(
         self,
@@ -570,7 +553,7 @@ class Adapter(_core.Adapter, Resource):
         self._limit("qkey", qkey, 0xFFFFFFFF, least=0)
         self._limit("pkey_index", pkey_index, 0xFFFF, least=0)
         with prevent_close(receive_cq, initiator_cq):
-            return self._datagram_queue_pair_class(self, receive_cq, initiator_cq, limits, qkey, pkey_index)
+            return self._classes.datagram_queue_pair(self, receive_cq, initiator_cq, limits, qkey, pkey_index)
 
     def open_xrc_domain(self, path: str | os.PathLike[str] | None = None) -> XrcDomain:
         """Open a domain of XRC. See XrcDomain.
@@ -585,7 +568,7 @@ class Adapter(_core.Adapter, Resource):
         Source: ibv_open_xrcd(3).
         """
         self._require(Capability.XRC, "open XRC domain")
-        return self._make(self._xrc_domain_class, path)
+        return self._make(self._classes.xrc_domain, path)
 
     def create_xrc_sender(
         self,
@@ -610,7 +593,7 @@ class Adapter(_core.Adapter, Resource):
         limits = QueuePairLimits(0, initiator_queue_depth, 0, max_initiator_sge, inline_data_size)
         self._check_limits(limits)
         with prevent_close(initiator_cq):
-            return self._xrc_sender_class(self, initiator_cq, limits)
+            return self._classes.xrc_sender(self, initiator_cq, limits)
 
     def _check_shared_receive_queue(self, depth: int, max_sge: int, threshold: int) -> None:
         self._limit("a shared receive queue's depth", depth, self.info.max_shared_receive_queue_depth)
@@ -627,7 +610,7 @@ class Adapter(_core.Adapter, Resource):
         Source: IND2Adapter::CreateConnector (contract H.1); rdma_create_id(3).
         """
         self._check()
-        return self._make(self._connector_class)
+        return self._make(self._classes.connector)
 
     def listen(self, address: Address, *, backlog: int = 128) -> Listener:
         """Listen for connections.
@@ -641,7 +624,7 @@ class Adapter(_core.Adapter, Resource):
         Source: IND2Listener (contract H.2); rdma_listen(3).
         """
         self._check()
-        return self._make(self._listener_class, address, backlog)
+        return self._make(self._classes.listener, address, backlog)
 
     def listen_for_datagrams(
         self, queue_pair: DatagramQueuePair, address: Address, *, private_data: bytes = b""
@@ -663,7 +646,7 @@ class Adapter(_core.Adapter, Resource):
         queue_pair._require_manager_qkey("listen_for_datagrams")
         data = check_private_data(private_data, MAX_ANSWER_DATA, "listen_for_datagrams")
         with prevent_close(queue_pair):
-            return self._make(self._datagram_listener_class, queue_pair, address, data)
+            return self._make(self._classes.datagram_listener, queue_pair, address, data)
 
     def _make(self, kind: Callable[..., T], *arguments: Any) -> T:
         """Call kind(self, *arguments). The adapter stays open meanwhile. Raises ClosedError after close() began."""
@@ -893,65 +876,6 @@ class Adapter(_core.Adapter, Resource):
 
     def _describe(self) -> str:
         return f"Adapter {self.info.name}"
-
-    # ---- what the platform does ----
-
-    @abc.abstractmethod
-    def _native_open(self) -> None:
-        """Open the adapter and start its thread. If it raises, _native_close() follows."""
-
-    @abc.abstractmethod
-    def _native_close(self) -> None:
-        """Stop the thread and free everything that _native_open() made, even if it failed half-way."""
-
-    @abc.abstractmethod
-    def _native_stop_registering(self) -> None:
-        """Cancel the registrations that are under way, and wait until the provider has let go of them."""
-
-    def _native_resume_registering(self) -> None:
-        """Allow registrations again, because the adapter stays open."""
-
-    def _native_counters(self) -> Counters:
-        """Do counters(). Called only with Capability.COUNTERS."""
-        raise NotImplementedError
-
-    def _native_register_implicit(self, access: Access) -> MemoryRegion:
-        """Called only if info.capabilities has IMPLICIT_ON_DEMAND."""
-        raise NotImplementedError
-
-    def _native_clock(self) -> DeviceClock:
-        """Called only if info.capabilities has CLOCK."""
-        raise NotImplementedError
-
-    def _native_register_null(self) -> MemoryRegion:
-        """Called only if info.capabilities has NULL_REGIONS."""
-        raise NotImplementedError
-
-    def _native_register_at(
-        self, owner: Any, buffer: Any, start: int, length: int, address: int, access: Access
-    ) -> MemoryRegion:
-        """Called only if info.capabilities has CHOSEN_ADDRESS."""
-        raise NotImplementedError
-
-    def _native_register_dmabuf(self, fd: int, offset: int, length: int, iova: int, access: Access) -> MemoryRegion:
-        """Called only if info.capabilities has DMABUF."""
-        raise NotImplementedError
-
-    @abc.abstractmethod
-    def _monitor(self, on_change: Callable[[], None]) -> Any:
-        """Make a monitor of memory for one cache (ndpy/cache/monitor.py).
-
-        Raises UnsupportedError, with the reason, if this system has none.
-        """
-
-    def _native_port_state(self) -> str:
-        raise self._lacks("port_state", "events of ports")
-
-    def _native_completion_port(self) -> int:
-        raise self._lacks("completion_port", "completion ports")
-
-    def _native_overlapped_file(self) -> int:
-        raise self._lacks("overlapped_file", "overlapped files")
 
     def _lacks(self, operation: str, things: str) -> errors.UnsupportedError:
         return errors.UnsupportedError(f"{self.info.name} ({self.info.driver}) has no {things}", operation=operation)

@@ -9,12 +9,12 @@ has the list of orphans itself.
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from ndpy.objects.native_steps import ThreadSteps
 from ndpy.objects.resource import Orphans, Uncopied
 from ndpy.vocabulary.unraisable import must_propagate, report
 
@@ -22,7 +22,7 @@ from ndpy.vocabulary.unraisable import must_propagate, report
 _LONGEST_REST_S = 5.0
 
 
-class AdapterThread(Uncopied, abc.ABC):
+class AdapterThread(Uncopied, ThreadSteps):
     """A platform supplies what the thread waits on: _native_turn(), _native_wake() and _native_free().
 
     An exception of a call or of an event handler goes to sys.unraisablehook, and the thread goes on.
@@ -138,17 +138,3 @@ class AdapterThread(Uncopied, abc.ABC):
                 raise
             report(error, what)
             return None
-
-    # ---- what the platform does ----
-
-    @abc.abstractmethod
-    def _native_turn(self) -> bool:
-        """Wait for events or _native_wake(), and handle what has come. False after the thread was told to stop."""
-
-    @abc.abstractmethod
-    def _native_wake(self) -> None:
-        """Make the present or next _native_turn() return, after it has called _on_woken(). Under _waking."""
-
-    @abc.abstractmethod
-    def _native_free(self) -> None:
-        """Free what the thread waits on. Under _waking."""

@@ -13,7 +13,6 @@ Sometimes completions have to be taken from the provider before the program asks
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import copy
 import math
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy import _core, errors
 from ndpy.objects.completion import Completion, PostedRequests, no_completion, requests_of_nobody
 from ndpy.objects.memory import MemoryWindow
+from ndpy.objects.native_steps import CompletionQueueSteps
 from ndpy.objects.pending import Pending
 from ndpy.objects.resource import Resource, busy
 from ndpy.objects.timeouts import seconds, timeout
@@ -62,7 +62,7 @@ _SHORTEST_SPIN_S = 2e-6
 _LEAVE_S = 5.0
 
 
-class CompletionQueue(_core.CompletionQueue, Resource):
+class CompletionQueue(_core.CompletionQueue, Resource, CompletionQueueSteps):
     """Holds the completions of requests. Made by Adapter.create_completion_queue(). Many threads may use it.
 
     If more completions arrive than the queue holds, it is overrun (contract G.3). It still gives what it kept. Then every call
@@ -589,64 +589,3 @@ class CompletionQueue(_core.CompletionQueue, Resource):
 
     def _describe(self) -> str:
         return f"CompletionQueue of depth {self.depth}"
-
-    # ---- what the platform does ----
-
-    #: The platform's ffi, and functions of its extension module: see cdefs/ndpy_abi.h.
-    _ffi: Any
-    _native_provider: Any
-    _native_drain: Any
-    _native_undelivered: Any
-
-    @abc.abstractmethod
-    def _native_create(self, depth: int) -> None:
-        """Set _cq and _native. If it raises, _native_free() frees what there is."""
-
-    @abc.abstractmethod
-    def _native_new_waiter(self) -> Any:
-        """Make a waiter: a native object that one thread at a time sleeps on. _native_free() frees it. Under the lock."""
-
-    @abc.abstractmethod
-    def _native_arm_waiter(self, waiter: Any) -> bool:
-        """Ask for a notification that wakes this waiter. Returns whether there are completions already. Under the lock."""
-
-    @abc.abstractmethod
-    def _native_sleep(self, waiter: Any, deadline: float | None) -> bool:
-        """Wait for the notification or _native_wake(). Returns False at the deadline."""
-
-    def _native_end_sleep(self, waiter: Any) -> Callable[[], errors.NdpyError] | None:
-        """Prepare the waiter for the next thread. Under the lock.
-
-        Returns: None, or a function that makes the exception if the notification said that the queue has failed.
-        """
-        return None
-
-    @abc.abstractmethod
-    def _native_wake(self, waiter: Any) -> None:
-        """Wake the thread that sleeps on it, or else the next one that does. Under the lock."""
-
-    @abc.abstractmethod
-    def _native_arm(self, kind: Notify, pending: Pending[None]) -> bool:
-        """Ask for a notification that ends this Pending. Returns whether there are completions already. Under the lock."""
-
-    @abc.abstractmethod
-    def _native_rearm(self) -> list[Pending[None]]:
-        """Ask for the notifications again after a close that failed. Returns the Pendings to end at once. Under the lock."""
-
-    @abc.abstractmethod
-    def _native_resize(self, depth: int) -> None:
-        """Change the depth of the native queue. Under the lock."""
-
-    def _refine_status(self, entry: tuple[int, ...], record: Any, posted: PostedRequests) -> tuple[int, ...]:
-        """Correct the status of a failed request's completion where the driver reports a wrong or imprecise one.
-
-        record: the elements of the request, or None if they are not known.
-        """
-        return entry
-
-    def _native_end_requests(self) -> None:
-        """Have the provider end the notifications that it was asked for."""
-
-    @abc.abstractmethod
-    def _native_free(self) -> None:
-        """Free the native objects, and set each to None once it is freed. If one fails, _cq is not None. Under the lock."""

@@ -9,7 +9,6 @@ All of it happens under the state lock. So a call finds the connector either bef
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import threading
 import time
@@ -26,6 +25,7 @@ from ndpy.objects.connection_parameters import (
     lower_limits,
 )
 from ndpy.objects.connection_states import CALLS, TRANSITIONS, Event, State
+from ndpy.objects.native_steps import ConnectorSteps
 from ndpy.objects.pending import Pending, wait_or_cancel
 from ndpy.objects.resource import Resource
 from ndpy.objects.timeouts import timeout
@@ -43,7 +43,7 @@ _ACTIVE = ("connecting", "offered", "completing", "accepting", "established")
 _SPENDS_QUEUE_PAIR = ("completing", "accepting", "established", "disconnected")
 
 
-class Connector(Resource):
+class Connector(Resource, ConnectorSteps):
     """One end of a connection. Adapter.create_connector() makes the client's, and Listener.get_request() the server's.
 
     A client calls connect(), and then complete_connect() to take the server's offer or reject() to refuse it. In
@@ -255,7 +255,11 @@ class Connector(Resource):
         try:
             wait_or_cancel(pending, timeout_s)
         except errors.TimeoutError as error:
-            raise self._native_no_answer(error, timeout_s) from None
+            raise self._no_answer(error, timeout_s) from None
+
+    def _no_answer(self, error: errors.TimeoutError, timeout_s: float | None) -> errors.TimeoutError:
+        """What a connect() raises that ended with this error. Not called under the state lock."""
+        return error if error.native or timeout_s is None else self._native_no_answer(self._target, timeout_s)
 
     def begin_connect(
         self,
@@ -781,76 +785,6 @@ class Connector(Resource):
 
     def _describe(self) -> str:
         return f"Connector ({self._state})"
-
-    # ---- what the platform does; all of it under the state lock, unless it says otherwise ----
-
-    #: Whether an offer that is not taken leaves the queue pair unusable.
-    _offer_spends_queue_pair = False
-    #: Whether an accept() that was refused at once leaves the queue pair unusable.
-    _refused_accept_spends_queue_pair = False
-
-    @abc.abstractmethod
-    def _native_address(self, peer: bool) -> Address | None:
-        """The peer's address or this side's. None before there is one."""
-
-    @abc.abstractmethod
-    def _native_bind(self, address: Address) -> Address:
-        """Choose the local address. Returns it with the real port."""
-
-    @abc.abstractmethod
-    def _native_connect(self, queue_pair: QueuePair, family: int, destination: tuple[Any, ...]) -> None:
-        """Start to connect with _parameters. Leads to _on_offered() or _on_connect_failed(). Raises if refused."""
-
-    def _native_abandon_attempt(self, error: errors.NdpyError) -> None:
-        """Give up an attempt that gets no answer, and call _try_next(error). Called under the state lock."""
-        self._native_withdraw("connecting")
-        self._try_next(error)
-
-    def _native_no_answer(self, error: errors.TimeoutError, timeout_s: float | None) -> errors.TimeoutError:
-        """Return the error that connect() raises instead of a TimeoutError. Not called under the lock."""
-        if error.native or timeout_s is None:
-            return error
-        return errors.TimeoutError(f"{self._target} has not answered within {timeout_s:g} s", operation="connect")
-
-    @abc.abstractmethod
-    def _native_complete(self, queue_pair: QueuePair) -> None:
-        """Take the offer. Leads to _on_established() or _on_lost(). Raises if refused."""
-
-    @abc.abstractmethod
-    def _native_accept(self, queue_pair: QueuePair) -> None:
-        """Accept with _parameters. Leads to _on_established() or _on_lost(). Raises if refused."""
-
-    def _native_established(self) -> None:
-        """The connection was just made. The program does not know yet."""
-
-    @abc.abstractmethod
-    def _native_reject(self, private_data: bytes) -> None:
-        """Refuse the request or the offer."""
-
-    def _native_forget_attempt(self) -> None:
-        """Free the resources that only a failed connect() or a rejected request used."""
-
-    @abc.abstractmethod
-    def _native_withdraw(self, former: State) -> None:
-        """Take back the step that led to the former state."""
-
-    @abc.abstractmethod
-    def _native_disconnect(self) -> None:
-        """Start to disconnect. Leads to _on_disconnected(). Raises if the peer cannot be told now."""
-
-    def _native_tell_peer(self) -> None:
-        """Tell the peer that the connection ends. The connector or the queue pair is being closed."""
-
-    @abc.abstractmethod
-    def _native_on_failed_completion(self) -> None:
-        """A request of the established connection has failed."""
-
-    def _native_end_requests(self) -> None:
-        """Have the provider end all requests of this connector. Not called under the state lock."""
-
-    @abc.abstractmethod
-    def _native_free(self) -> None:
-        """Free the native connector."""
 
 
 def _look_up(reference: weakref.ref[Connector], pending: Pending[None], host: str, port: int) -> None:

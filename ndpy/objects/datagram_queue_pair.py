@@ -10,6 +10,7 @@ from ndpy import _core, errors
 from ndpy.objects.connection_parameters import check_private_data
 from ndpy.objects.memory import InlineElements
 from ndpy.objects.multicast_group import MulticastGroup
+from ndpy.objects.native_steps import DatagramSteps, DestinationSteps
 from ndpy.objects.pending import Pending, wait_or_cancel
 from ndpy.objects.queue_pair import QueuePair
 from ndpy.objects.resource import Resource, busy
@@ -29,7 +30,7 @@ MAX_REQUEST_DATA = 180
 MAX_ANSWER_DATA = 136
 
 
-class Destination(_core.Destination, Resource):
+class Destination(_core.Destination, Resource, DestinationSteps):
     """Where datagrams go. DatagramQueuePair.destination() and resolve() make one.
 
     Close it when the last send to it has completed.
@@ -79,16 +80,8 @@ class Destination(_core.Destination, Resource):
     def _address(self) -> int:
         """The address of the native handle."""
 
-    @abc.abstractmethod
-    def _native_create(self) -> None:
-        """Make the native handle."""
 
-    @abc.abstractmethod
-    def _native_destroy(self) -> None:
-        """Destroy it. If it raises, and there still is one, the destination stays open."""
-
-
-class DatagramQueuePair(QueuePair):
+class DatagramQueuePair(QueuePair, DatagramSteps):
     """A queue pair that sends datagrams to any queue pair of its kind, made by Adapter.create_datagram_queue_pair().
 
     It has no connection: it can send and receive from the start. A datagram has at most max_datagram bytes. It may get lost, come
@@ -403,21 +396,3 @@ class DatagramQueuePair(QueuePair):
 
     def _describe(self) -> str:
         return "DatagramQueuePair"
-
-    @abc.abstractmethod
-    def _native_resolve(
-        self, family: int, destination: tuple[Any, ...], target: str, private_data: bytes
-    ) -> Pending[Destination]:
-        """Do begin_resolve()."""
-
-    @abc.abstractmethod
-    def _native_join(self, family: int, group: tuple[Any, ...]) -> Pending[MulticastGroup]:
-        """Do begin_join_multicast()."""
-
-    @abc.abstractmethod
-    def _local_port(self) -> int:
-        """The number of the port that it uses."""
-
-    @abc.abstractmethod
-    def _native_multicast(self, operation: str, group: bytes, lid: int) -> None:
-        """Attach to or detach from a multicast group. Under the lock."""

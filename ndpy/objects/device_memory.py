@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import abc
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from ndpy import _core
 from ndpy.errors import AccessViolationError
 from ndpy.objects.memory import MemoryRegion, plain_view
+from ndpy.objects.native_steps import DeviceMemorySteps
 from ndpy.objects.resource import Resource, busy
 from ndpy.vocabulary.flags import Access
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ndpy.objects.adapter import Adapter
 
 
-class DeviceMemory(Resource):
+class DeviceMemory(Resource, DeviceMemorySteps):
     """Memory of the adapter itself, made by Adapter.alloc_device_memory(). Requests use it through regions, as any memory.
 
     Transfers from and to it need not cross the bus of the machine. The program copies with read() and write().
@@ -115,25 +115,3 @@ class DeviceMemory(Resource):
 
     def _describe(self) -> str:
         return f"DeviceMemory of {self.length} bytes"
-
-    # ---- what the platform does ----
-
-    @abc.abstractmethod
-    def _native_alloc(self, alignment: int) -> Any:
-        """Allocate the memory."""
-
-    @abc.abstractmethod
-    def _native_free(self) -> None:
-        """Free it."""
-
-    @abc.abstractmethod
-    def _native_write(self, offset: int, view: memoryview, length: int) -> None:
-        """Copy so many bytes into it. Under the lock of its lifetime, as is _native_read()."""
-
-    @abc.abstractmethod
-    def _native_read(self, offset: int, length: int) -> bytes:
-        """Copy bytes out of it."""
-
-    @abc.abstractmethod
-    def _native_register(self, offset: int, length: int, access: Access) -> MemoryRegion:
-        """Make a region of a part. The region keeps this object."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import warnings
 from collections import deque
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ndpy import errors
 from ndpy.objects.connection import Connector
+from ndpy.objects.native_steps import ListenerSteps
 from ndpy.objects.pending import Pending, await_or_cancel, wait_or_cancel
 from ndpy.objects.resource import Resource
 from ndpy.objects.timeouts import timeout
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ndpy.objects.adapter import Adapter
 
 
-class Listener(Resource):
+class Listener(Resource, ListenerSteps):
     """Takes connection requests at an address of an adapter. Adapter.listen() makes one.
 
     If no get_request() waits for a request, the listener queues it. When the backlog is full, it refuses further
@@ -220,15 +220,3 @@ class Listener(Resource):
     def _describe(self) -> str:
         host, port = self._address
         return f"Listener at {host} port {port}"
-
-    # ---- what the platform does ----
-
-    def _native_expect_request(self) -> None:
-        """Have the provider take the next request. Called under the lifetime's lock."""
-
-    @abc.abstractmethod
-    def _native_close(self) -> list[Connector]:
-        """Stop listening and free the native listener, unless that was done before. Returns the requests that came meanwhile.
-
-        If it raises, nothing has changed.
-        """

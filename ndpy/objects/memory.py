@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import abc
 import re
 import struct
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 from ndpy import _core
 from ndpy._core import Sge as Sge
 from ndpy.errors import AccessViolationError, ClosedError, InvalidBufferError, NdpyError, UnsupportedError
+from ndpy.objects.native_steps import RegionSteps, WindowSteps
 from ndpy.objects.pending import Pending
 from ndpy.objects.resource import Resource, Uncopied, _serials, busy
 from ndpy.objects.timeouts import timeout
@@ -106,7 +106,7 @@ def _closed(address: int, length: int) -> ClosedError:
 _core.set_up_regions(Access.LOCAL_WRITE, _serials, _closed)
 
 
-class MemoryRegion(_core.MemoryRegion, Resource):
+class MemoryRegion(_core.MemoryRegion, Resource, RegionSteps):
     """Registered memory, made by Adapter.register(). It keeps the buffer in place until it is closed.
 
     If it is still open when the interpreter ends, the buffer is never freed. A region of (address, length) is closed then.
@@ -373,53 +373,6 @@ class MemoryRegion(_core.MemoryRegion, Resource):
     def _describe(self) -> str:
         return _region_of(self.length, self.address)
 
-    # ---- what the platform does ----
-
-    @property
-    @abc.abstractmethod
-    def _native(self) -> Any:
-        """The native object. None when there is nothing left to free."""
-
-    @abc.abstractmethod
-    def _native_register(self) -> None:
-        """Register, wait, and read the tokens. If it raises, _native_free() follows."""
-
-    @abc.abstractmethod
-    def _native_begin_register(self) -> Pending[Any]:
-        """Start to register. _on_registered() follows. The request holds the region until then."""
-
-    @abc.abstractmethod
-    def _native_deregister(self) -> None:
-        """Deregister and wait. Harmless if the adapter has been removed."""
-
-    def _native_begin_deregister(self, on_end: Callable[[NdpyError | None], None]) -> bool:
-        """Start to deregister. False if it has ended. Otherwise on_end(failure) follows and takes the region's lock."""
-        self._native_deregister()
-        return False
-
-    def _native_finish_deregister(self) -> bool:
-        """Wait for the end of _native_begin_deregister(), and finish. Returns False if nothing was begun."""
-        return False
-
-    @abc.abstractmethod
-    def _native_free(self) -> None:
-        """Free the native object, registered or not. Harmless when repeated, and before the first registration."""
-
-    def _native_reregister(
-        self, owner: Any, memory: tuple[int, int] | None, access: Access | None, domain: Adapter | None
-    ) -> None:
-        """Give it this (address, length), these rights or this protection domain. Only if info.capabilities has REREGISTRATION.
-
-        It may mark the region as unusable until reregister() has noted the new memory.
-
-        owner: the object that keeps the new memory in place.
-        """
-        raise NotImplementedError
-
-    def _native_prefetch(self, address: int, length: int, write: bool) -> None:
-        """Do prefetch(). Called only for memory on demand."""
-        raise NotImplementedError
-
 
 class Binding(Uncopied):
     """The effect of one bind(). It begins when bind() is posted.
@@ -478,7 +431,7 @@ class Binding(Uncopied):
         self.queue_pair._bindings.discard(self)
 
 
-class MemoryWindow(Resource):
+class MemoryWindow(Resource, WindowSteps):
     """A revocable right of one peer to a part of a region, made by Adapter.create_memory_window().
 
     A new window grants nothing. Each QueuePair.bind() gives it a range, rights, and a new token. QueuePair.invalidate()
@@ -563,16 +516,6 @@ class MemoryWindow(Resource):
         self._native_free()
         if self._binding is not None:
             self._binding.end()
-
-    # ---- what the platform does ----
-
-    @abc.abstractmethod
-    def _native_create(self) -> Any:
-        """Make a native window. None if bind() makes it."""
-
-    @abc.abstractmethod
-    def _native_free(self) -> None:
-        """Free the native window, bound or not."""
 
 
 def buffer_range(buffer: Any, writable: bool) -> tuple[Any, int, int]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from ndpy._core import Uncopied
 from ndpy.errors import ClosedError, NdpyError, UnsupportedError
 from ndpy.objects.completion import no_completion
+from ndpy.objects.native_steps import PollerSteps
 from ndpy.objects.timeouts import seconds, timeout
 from ndpy.vocabulary.forking import renew_in_child
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound="Poller")
 
 
-class Poller(Uncopied):
+class Poller(Uncopied, PollerSteps):
     """Waits for any of its completion queues. They may belong to several adapters.
 
     Only one thread may wait at a time. Any other thread may call add(), remove(), wake() and close(). Connections and
@@ -299,31 +300,3 @@ class Poller(Uncopied):
         # The garbage collector may be closing the generator or coroutine of the block. Then the finalizer stops the poller.
         if kind is not GeneratorExit:
             self.close()
-
-    # ---- what the platform does ----
-
-    # These are not abstract, because type checkers would refuse `Poller()`, which makes the platform's class.
-
-    def _native_add(self, queue: CompletionQueue) -> Any:
-        """Prepare for notifications of this queue. Returns what _native_remove() needs. Called under both locks."""
-        raise NotImplementedError
-
-    def _native_remove(self, queue: CompletionQueue, watched: Any) -> None:
-        """Stop notifications of this queue."""
-        raise NotImplementedError
-
-    def _native_arm(self, queue: CompletionQueue, watched: Any) -> bool:
-        """Ask for one notification. Returns whether there are completions already. Called under the queue's lock."""
-        raise NotImplementedError
-
-    def _native_wait(self, deadline: float | None) -> bool:
-        """Wait for notifications or _native_wake(), and note which queues to poll. Returns False at the deadline."""
-        raise NotImplementedError
-
-    def _native_wake(self) -> None:
-        """Make the present or next _native_wait() return."""
-        raise NotImplementedError
-
-    def _native_free(self) -> None:
-        """Free the native object that the poller waits on."""
-        raise NotImplementedError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import dataclasses
 import time
@@ -14,8 +13,9 @@ from ndpy.objects.completion import FailedRequest
 from ndpy.objects.completion_queue import CompletionQueue
 from ndpy.objects.connection_parameters import ReadLimits, RetryPolicy, cap_read_limits
 from ndpy.objects.memory import Binding, MemoryRegion, MemoryWindow, RemoteMemory, Sge
+from ndpy.objects.native_steps import QueuePairSteps
 from ndpy.objects.work_queues import BAD_FLAGS, MARKER, READ, QueuePairLimits, WorkQueues
-from ndpy.vocabulary.flags import Access, Capability, Flags, Operation, Status
+from ndpy.vocabulary.flags import Access, Capability, Flags, Operation
 from ndpy.vocabulary.queue_pair_attributes import QueuePairAttributes, QueuePairState, QueuePairType, check_change
 from ndpy.vocabulary.weak_set import SharedWeakSet
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ndpy.objects.adapter import Adapter
     from ndpy.objects.connection import Connector
     from ndpy.objects.shared_receive_queue import SharedReceiveQueue
-    from ndpy.objects.window_requests import BindRequest
     from ndpy.vocabulary.endpoint import Endpoint
     from ndpy.vocabulary.info import PathInfo
 
@@ -40,7 +39,7 @@ _REVOKE_S = 5.0
 _THAT_RETRY = (QueuePairType.RC, QueuePairType.XRC_SEND)
 
 
-class QueuePair(WorkQueues):
+class QueuePair(WorkQueues, QueuePairSteps):
     """One end of a connection, made by Adapter.create_queue_pair().
 
     A call that posts a request queues it and returns at once. A Completion with the same context reports its end.
@@ -788,123 +787,12 @@ class QueuePair(WorkQueues):
         state = "never connected" if self._never_connected else "ended" if self._ended else "connected"
         return f"QueuePair ({state})"
 
-    # ---- what the platform does; all of it under the lock unless it says something else ----
-
-    @abc.abstractmethod
-    def _native_create(self) -> Any:
-        """Create the native queue pair."""
-
-    def _native_set_up(self) -> None:
-        """Prepare what was created, so that receives can be posted. Called by the constructor."""
-
-    @abc.abstractmethod
-    def _native_destroy(self) -> None:
-        """Destroy the native queue pair, and set _qp to None. If the system refuses, it stays open, and this raises."""
-
-    @abc.abstractmethod
-    def _native_free_slots(self, native: Any) -> None:
-        """Free the memory of the request slots, as soon as no completion can refer to it. Not under the lock."""
-
-    @abc.abstractmethod
-    def _native_begin_flush(self) -> None:
-        """Ask the provider to end all requests. It may be unable to."""
-
-    @abc.abstractmethod
-    def _native_flush(self) -> bool:
-        """Do flush(). Returns whether completions were added of which the provider does not notify."""
-
     def _native_post_marker(self, native: Any) -> int:
-        """Post a request behind silent ones. The flush ends it. Returns whether it was posted."""
         return int(self._lib.ndpy_post_marker(native))
 
-    def _native_completes_late_requests(self) -> bool:
-        """Whether the provider completes a request that is posted after it was asked to end all of them."""
-        return True
-
     def _native_flush_limit_s(self) -> float:
-        """The longest time to wait for the provider's flush."""
         has_failed = any(queue._failure is not None for queue in self._completion_queues)
         return 0.0 if has_failed else _FLUSH_S
-
-    def _native_has_last_receive(self) -> bool:
-        """Whether a queue pair that is flushed takes no more receives of its shared receive queue. Called under the lock."""
-        return True
-
-    def _native_end_connection(self, natively: bool) -> bool:
-        """Cancel the outstanding requests. Returns as _native_flush() does. A provider may have done it itself."""
-        return False
-
-    def _native_cancel_late_request(self, operation: int) -> bool:
-        """Cancel a request that was posted after the end of the connection. Returns as _native_flush() does.
-
-        A provider may do it itself.
-        """
-        return False
-
-    def _native_on_failed_completion(self) -> None:
-        """A request failed. Not under the lock."""
-
-    def _native_endpoint(self, gid: int | str | None, psn: int | None) -> Endpoint:
-        """Do local_endpoint(). Called only if _has_endpoints."""
-        raise NotImplementedError
-
-    def _native_state(self) -> QueuePairState:
-        """The state of the native queue pair. This and the next three are called only on adapters with Capability.MODIFY."""
-        raise NotImplementedError
-
-    def _native_modify(self, given: dict[str, Any]) -> None:
-        """Set these of QueuePairAttributes."""
-        raise NotImplementedError
-
-    def _native_query(self) -> QueuePairAttributes:
-        """Do query()."""
-        raise NotImplementedError
-
-    def _native_reset(self) -> None:
-        """Move the native queue pair to RESET, and cancel all of its requests."""
-        raise NotImplementedError
-
-    def _native_data_in_order(self, operation: Operation) -> bool:
-        """Called only if info.capabilities has DATA_IN_ORDER. Under the lock."""
-        raise NotImplementedError
-
-    def _native_path(self) -> PathInfo | None:
-        """Do `path`. Called only if there is or was a connection."""
-        return None
-
-    def _native_connect_endpoint(
-        self, local: Endpoint, remote: Endpoint, limits: ReadLimits, retry: RetryPolicy
-    ) -> None:
-        """Connect the native queue pair. Called only if _has_endpoints."""
-        raise NotImplementedError
-
-    def _native_retry(self) -> RetryPolicy:
-        """Return what the native queue pair has. Called only on adapters with Capability.RETRY_POLICY."""
-        raise NotImplementedError
-
-    def _native_choose_token(self, window: MemoryWindow) -> int:
-        """Return the token of the window's next binding, if this side chooses it. Otherwise the bind sets it."""
-        return 0
-
-    def _native_return_token(self, binding: Binding) -> None:
-        """The bind with this token was not posted, so the token is free again."""
-
-    @abc.abstractmethod
-    def _native_post_bind(self, binding: Binding, context: int, flags: int) -> int:
-        """Post a bind. Returns as ndpy_post_bind() does."""
-
-    def _native_bind_posted(self, request: BindRequest) -> None:
-        """The provider has taken the bind."""
-
-    def _native_bind_failed(self, request: BindRequest) -> None:
-        """The bind has failed, and the window is as it was before. Not under the lock."""
-
-    def _native_bind_took_effect(self, request: BindRequest) -> None:
-        """The bind has succeeded although the window seemed to be bound. Not under the lock."""
-
-    @abc.abstractmethod
-    def _native_post_invalidate(self, window: MemoryWindow, binding: Binding | None, context: int, flags: int) -> int:
-        """Post an invalidate. binding is None if the window is not bound here. Returns as ndpy_post_invalidate() does."""
 
     def _first_failure(self) -> FailedRequest | None:
         """The request of the initiator queue that failed first. None if none has, or if the queue pair was closed."""
@@ -913,15 +801,3 @@ class QueuePair(WorkQueues):
             if self._native is None or not self._lib.ndpy_first_failure(self._native, found):
                 return None
         return FailedRequest(found.context, found.operation, RemoteMemory(found.address, found.length, found.token))
-
-    @abc.abstractmethod
-    def _explain(self, status: Status, native_status: int = 0) -> str:
-        """Likely causes of a failed completion on this connection, or ""."""
-
-    def _native_meaning(self, status: Status, native_status: int) -> str:
-        """What a completion status means, if the provider's number says more than ndpy's, or ""."""
-        return ""
-
-    @abc.abstractmethod
-    def _native_status_name(self, native_status: int) -> str:
-        """The provider's name of a completion status, or ""."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import abc
 import threading
 from typing import TYPE_CHECKING, Any
 
 from ndpy import _core, errors
 from ndpy.objects.memory import Elements, MemoryRegion, Sge
+from ndpy.objects.native_steps import SharedReceiveQueueSteps
 from ndpy.objects.pending import Pending
 from ndpy.objects.resource import Resource, busy
 from ndpy.objects.work_queues import BAD_TOKEN, QUEUE_FULL, TOO_LONG, TOO_MANY_ELEMENTS, bad_token, flatten
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ndpy.objects.adapter import Adapter
 
 
-class SharedReceiveQueue(Resource):
+class SharedReceiveQueue(Resource, SharedReceiveQueueSteps):
     """Receives that several queue pairs draw from, made by Adapter.create_shared_receive_queue().
 
     A message takes the oldest receive. The completion goes to receive_cq of the queue pair that the message came for. If the
@@ -243,28 +243,3 @@ class SharedReceiveQueue(Resource):
 
     def _describe(self) -> str:
         return f"SharedReceiveQueue of depth {self.depth}"
-
-    # ---- what the platform does; all of it under the lock unless it says something else ----
-
-    @abc.abstractmethod
-    def _native_create(self) -> Any:
-        """Create the native queue. Called by the constructor."""
-
-    @abc.abstractmethod
-    def _native_destroy(self) -> None:
-        """Destroy the native queue. Raises if the system refuses."""
-
-    @abc.abstractmethod
-    def _native_modify(self, depth: int, threshold: int) -> None:
-        """Tell the provider the new depth and threshold. 0 keeps the old one."""
-
-    @abc.abstractmethod
-    def _native_arm(self) -> Any:
-        """Ask the provider for a notification. Returns its key, or None if there already are fewer receives."""
-
-    def _native_cancel_notifications(self) -> None:
-        """Have the provider cancel the notifications that have not come. Not under the lock."""
-
-    @abc.abstractmethod
-    def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
-        """Return the exception for an error number of the provider."""

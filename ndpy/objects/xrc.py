@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import os
 import weakref
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from ndpy import _core, errors
 from ndpy.objects.completion import PostedRequests, requests_of_nobody
 from ndpy.objects.completion_queue import CompletionQueue
 from ndpy.objects.memory import Elements, InlineElements, RemoteMemory
+from ndpy.objects.native_steps import XrcDomainSteps
 from ndpy.objects.queue_pair import QueuePair
 from ndpy.objects.resource import Resource, busy, prevent_close
 from ndpy.objects.shared_receive_queue import SharedReceiveQueue
@@ -59,7 +59,7 @@ class XrcDestination:
         return f"XrcDestination({self.number:#x})"
 
 
-class XrcDomain(Resource):
+class XrcDomain(Resource, XrcDomainSteps):
     """Connects the XRC receivers and the shared receive queues of a host. Adapter.open_xrc_domain() makes one.
 
     Each process of a host has shared receive queues in the domain, and any of the processes has a receiver in it for each peer. A
@@ -152,16 +152,6 @@ class XrcDomain(Resource):
             self._native = native
             raise
         self._queue.close()
-
-    # ---- what the platform does ----
-
-    @abc.abstractmethod
-    def _native_open(self) -> Any:
-        """Open the native domain."""
-
-    @abc.abstractmethod
-    def _native_close(self, native: Any) -> None:
-        """Close it. Raises if the system refuses."""
 
 
 class XrcReceiveQueue(SharedReceiveQueue):

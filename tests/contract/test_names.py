@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
 import threading
 import time
@@ -176,7 +177,7 @@ def test_one_connect_of_the_adapter_has_one_time(adapter, keep, listener):
     """The server accepts late, and never sees the end of it."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     left: list[float] = []
-    kind = adapter._connector_class
+    kind = adapter._classes.connector
 
     class Late(kind):
         def connect(self, *arguments, timeout_s, **options):
@@ -188,11 +189,11 @@ def test_one_connect_of_the_adapter_has_one_time(adapter, keep, listener):
 
     Late.__abstractmethods__ = frozenset()
     queue_pair = create_end(keep, adapter).queue_pair
-    adapter._connector_class = Late
+    adapter._classes = dataclasses.replace(adapter._classes, connector=Late)
     try:
         keep(adapter.connect(queue_pair, listener.address, timeout_s=10.0))
     finally:
-        del adapter._connector_class
+        del adapter._classes
     assert left[0] == 10.0
     assert left[1] <= 9.9 + CLOCK_TICK_S
 

@@ -324,7 +324,7 @@ def test_a_queue_pair_that_gets_the_number_of_one_that_is_being_closed_keeps_its
             super()._native_set_up()
             self._number = number
 
-    monkeypatch.setattr(adapter, "_queue_pair_class", Successor)
+    monkeypatch.setattr(adapter, "_classes", dataclasses.replace(adapter._classes, queue_pair=Successor))
     made = []
     destroy = former._native_destroy
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from ndpy import errors
 from ndpy.objects.adapter import Adapter
+from ndpy.objects.native_steps import Classes
 from ndpy.platforms.networkdirect.adapter_info import NetworkDirectAdapterInfo
 from ndpy.platforms.networkdirect.completion_queue import NetworkDirectCompletionQueue
 from ndpy.platforms.networkdirect.connection import NetworkDirectConnector
@@ -25,13 +26,15 @@ from ndpy.vocabulary.flags import Access
 class NetworkDirectAdapter(Adapter):
     info: NetworkDirectAdapterInfo
     _pending_type = OverlappedPending
-    _region_class: ClassVar[type[NetworkDirectMemoryRegion]] = NetworkDirectMemoryRegion
-    _window_class: ClassVar[type[NetworkDirectMemoryWindow]] = NetworkDirectMemoryWindow
-    _completion_queue_class: ClassVar[type[NetworkDirectCompletionQueue]] = NetworkDirectCompletionQueue
-    _shared_receive_queue_class = NetworkDirectSharedReceiveQueue
-    _queue_pair_class: ClassVar[type[NetworkDirectQueuePair]] = NetworkDirectQueuePair
-    _connector_class: ClassVar[type[NetworkDirectConnector]] = NetworkDirectConnector
-    _listener_class: ClassVar[type[NetworkDirectListener]] = NetworkDirectListener
+    _classes = Classes(
+        region=NetworkDirectMemoryRegion,
+        window=NetworkDirectMemoryWindow,
+        completion_queue=NetworkDirectCompletionQueue,
+        shared_receive_queue=NetworkDirectSharedReceiveQueue,
+        queue_pair=NetworkDirectQueuePair,
+        connector=NetworkDirectConnector,
+        listener=NetworkDirectListener,
+    )
 
     _events: EventThread
     _provider: Provider | None = None
@@ -60,6 +63,9 @@ class NetworkDirectAdapter(Adapter):
         except errors.ProviderError as failure:
             raise provider.named(failure) from None
         return out[0]
+
+    def _native_port_state(self) -> str:
+        raise self._lacks("port_state", "events of ports")
 
     def _native_completion_port(self) -> int:
         return int(ffi.cast("uintptr_t", self._events.port))
@@ -90,6 +96,12 @@ class NetworkDirectAdapter(Adapter):
 
     def _new_native_connector(self) -> Any:
         return create("create connector", "IND2Connector", lib.IND2Adapter_CreateConnector, self._native, self._file)
+
+    def _connector_of(self, native: Any) -> NetworkDirectConnector:
+        """Make the connector of a request that has come."""
+        connector = self._classes.connector(self, native)
+        assert isinstance(connector, NetworkDirectConnector)
+        return connector
 
     def _on_removal(self) -> None:
         """A request ended with ND_DEVICE_REMOVED."""

@@ -85,7 +85,7 @@ class NetworkDirectListener(Listener):
 
     def _take(self, native: Any) -> None:
         """A client's request has filled this native connector."""
-        connector = self._adapter._connector_class(self._adapter, native)
+        connector = self._adapter._connector_of(native)
         connector._on_request()
         self._on_request(connector)
 
@@ -112,7 +112,7 @@ class NetworkDirectListener(Listener):
             return []
         requests = list(self._requests)
         late: list[Connector] = [
-            self._adapter._connector_class(self._adapter, self._requests.pop(request))
+            self._adapter._connector_of(self._requests.pop(request))
             # A connection request may have come before the native request was cancelled. It is refused, like queued
             # ones.
             for request, status in cancel_all(requests)

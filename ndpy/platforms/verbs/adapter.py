@@ -11,6 +11,7 @@ from typing import Any
 from ndpy import errors
 from ndpy.objects.adapter import Adapter
 from ndpy.objects.events import make_event
+from ndpy.objects.native_steps import Classes
 from ndpy.objects.protection_domain import ProtectionDomain
 from ndpy.objects.resource import _serials
 from ndpy.platforms.verbs import device_files, reserved_page, softverbs
@@ -52,19 +53,6 @@ from ndpy.vocabulary.weak_set import SharedWeakSet
 
 
 class VerbsAdapter(Adapter):
-    _region_class = VerbsMemoryRegion
-    _window_class = VerbsMemoryWindow
-    _completion_queue_class = VerbsCompletionQueue
-    _shared_receive_queue_class = VerbsSharedReceiveQueue
-    _queue_pair_class = VerbsQueuePair
-    _datagram_queue_pair_class = VerbsDatagramQueuePair
-    _connector_class = VerbsConnector
-    _listener_class = VerbsListener
-    _datagram_listener_class = VerbsDatagramListener
-    _device_memory_class = VerbsDeviceMemory
-    _xrc_domain_class = VerbsXrcDomain
-    _xrc_sender_class = VerbsXrcSender
-
     _events: EventThread
     _context: Any = None
     _domain: Any = None
@@ -149,6 +137,12 @@ class VerbsAdapter(Adapter):
     def _state_of_port(self, number: int) -> str:
         """The state of a port as of the last event. 0 is the port that is used where an address does not decide."""
         return self._port_states.get(number or self._port, "unknown")
+
+    def _native_completion_port(self) -> int:
+        raise self._lacks("completion_port", "completion ports")
+
+    def _native_overlapped_file(self) -> int:
+        raise self._lacks("overlapped_file", "overlapped files")
 
     def _native_counters(self) -> Counters:
         return read_counters(self.info.name)
@@ -368,4 +362,18 @@ class VerbsProtectionDomain(ProtectionDomain, VerbsAdapter):
         self._registering.abandon(self._forked_error)
 
 
-VerbsAdapter._protection_domain_class = VerbsProtectionDomain
+VerbsAdapter._classes = Classes(
+    region=VerbsMemoryRegion,
+    window=VerbsMemoryWindow,
+    completion_queue=VerbsCompletionQueue,
+    shared_receive_queue=VerbsSharedReceiveQueue,
+    queue_pair=VerbsQueuePair,
+    connector=VerbsConnector,
+    listener=VerbsListener,
+    datagram_queue_pair=VerbsDatagramQueuePair,
+    datagram_listener=VerbsDatagramListener,
+    protection_domain=VerbsProtectionDomain,
+    device_memory=VerbsDeviceMemory,
+    xrc_domain=VerbsXrcDomain,
+    xrc_sender=VerbsXrcSender,
+)

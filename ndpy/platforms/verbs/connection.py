@@ -152,6 +152,10 @@ class VerbsConnector(Connector, ManagerClient):
     def _native_forget_attempt(self) -> None:
         self._replace_identifier(None)
 
+    def _native_abandon_attempt(self, error: errors.NdpyError) -> None:
+        self._native_withdraw("connecting")
+        self._try_next(error)
+
     def _native_withdraw(self, former: State) -> None:
         if self._id is None:
             return

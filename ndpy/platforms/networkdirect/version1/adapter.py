@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ndpy import errors
@@ -19,12 +20,15 @@ _INVALID_HANDLE = -1
 
 
 class Version1Adapter(NetworkDirectAdapter):
-    _region_class = Version1MemoryRegion
-    _window_class = Version1MemoryWindow
-    _completion_queue_class = Version1CompletionQueue
-    _queue_pair_class = Version1QueuePair
-    _connector_class = Version1Connector
-    _listener_class = Version1Listener
+    _classes = replace(
+        NetworkDirectAdapter._classes,
+        region=Version1MemoryRegion,
+        window=Version1MemoryWindow,
+        completion_queue=Version1CompletionQueue,
+        queue_pair=Version1QueuePair,
+        connector=Version1Connector,
+        listener=Version1Listener,
+    )
 
     def _open_native(self, provider: Provider) -> Any:
         info = self.info

@@ -121,12 +121,10 @@ class Version1Connector(NetworkDirectConnector):
         # connect() without bind(): the provider chooses the port.
         own_host(self._adapter, address[0], "connect")
 
-    def _native_no_answer(self, error: errors.TimeoutError, timeout_s: float | None) -> errors.TimeoutError:
-        if error.native:
-            return error
+    def _native_no_answer(self, target: str, timeout_s: float) -> errors.TimeoutError:
         native, name = (TIMEOUT, "ND_TIMEOUT") if self._unanswered else (0, "")
         return errors.TimeoutError(
-            f"{self._target} has not answered {self._adapter.info.addresses[0]} within {timeout_s:g} s; it is down, "
+            f"{target} has not answered {self._adapter.info.addresses[0]} within {timeout_s:g} s; it is down, "
             "has no adapter at that address, or a firewall is between",
             operation="connect",
             native=native,
