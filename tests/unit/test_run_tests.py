@@ -74,7 +74,8 @@ def start(tmp_path):
     yield once
     for run in runs:
         run.kill()
-        run.communicate()
+        run.wait()
+        run.stdout.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])
