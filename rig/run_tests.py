@@ -110,7 +110,7 @@ def on(kind: str, cpus: int, tests: str) -> Steps:
 
 
 ON_HOSTS = f"""
-    if [ "$NDPY_HOST" = 2 ]; then exec {PYTHON} tests/remote.py --listen "$NDPY_CONTROL_ADDRESS:7471"; fi
+    if [ "$NDPY_HOST" = 2 ]; then exec {PYTHON} tests/kit/remote.py --listen "$NDPY_CONTROL_ADDRESS:7471"; fi
     exec "$@" --peer "$NDPY_PEER_CONTROL_ADDRESS:7471"
 """
 
@@ -295,7 +295,7 @@ ALL_BUT_REQUESTS, ALL = {"NDPY_STRESS": "", "NDPY_TEST_REQUESTS": "100000"}, {"N
 
 # What several parts need is built first, so that no two of them build it.
 NEEDS = {
-    "programs": [PYTHON, "tests/programs.py"],
+    "programs": [PYTHON, "tests/kit/programs.py"],
     "modules": ["rig/windows/extension.sh"],
     "softnd": ["make", "-s", "-C", "softrdma", "build/softnd.dll"],
     "providers": ["make", "-s", "-C", "tests/networkdirect/providers"],
@@ -525,7 +525,7 @@ def main(names: list[str]) -> int:
         path.unlink()
     if "unit" in wanted:
         shutil.rmtree(ROOT / ".rig/wheels", ignore_errors=True)
-    # Three rows share the processors, and an emulated machine does not see how busy this one is. See tests/deadlines.py.
+    # Three rows share the processors, and an emulated machine does not see how busy this one is. See tests/kit/deadlines.py.
     os.environ.setdefault("NDPY_TEST_PATIENCE", "3")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -3,7 +3,7 @@
 With `--adapter NAME` the tests use that adapter, and fail if it is absent. Without it they use the one that
 ndpy.open_adapter() chooses, and are skipped if there is none.
 
-With `--peer ADDRESS:PORT` the other end of a connection is on another host, where `python tests/remote.py --listen
+With `--peer ADDRESS:PORT` the other end of a connection is on another host, where `python tests/kit/remote.py --listen
 ADDRESS:PORT` runs. The adapter has the same name there. tests/contract/test_connector.py, test_listener.py,
 test_retry_policy.py and test_queue_pair_endings.py can do this.
 """
@@ -18,12 +18,12 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-import remote
-from deadlines import PATIENCE
-from helpers import SEED, Keeper, Pair, connect_pair, peer_of, peering, require
-from loops import each_loop as each_loop
-from loops import each_loop_where_quick as each_loop_where_quick
-from outstanding import outstanding
+from kit import remote
+from kit.deadlines import PATIENCE
+from kit.helpers import SEED, Keeper, Pair, connect_pair, peer_of, peering, require
+from kit.loops import each_loop as each_loop
+from kit.loops import each_loop_where_quick as each_loop_where_quick
+from kit.outstanding import outstanding
 
 import ndpy
 from ndpy.platforms import asking_for

@@ -1,4 +1,4 @@
 """Fixtures of the contract's tests."""
 
-from aio_ends import run as run
-from aio_ends import windows as windows
+from kit.aio_ends import run as run
+from kit.aio_ends import windows as windows

@@ -10,8 +10,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-from defects import has_quirk
-from helpers import assert_works, connect_pair, create_end, host_of, memory, require
+from kit.defects import has_quirk
+from kit.helpers import assert_works, connect_pair, create_end, host_of, memory, require
 
 import ndpy
 from ndpy import Capability

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 import pytest
-from aio_ends import LONG, LONGEST_SHORT, SHORT, both, pattern, settle
+from kit.aio_ends import LONG, LONGEST_SHORT, SHORT, both, pattern, settle
 
 import ndpy
 from ndpy import Access, aio

@@ -7,8 +7,8 @@ import contextlib
 from collections import deque
 
 import pytest
-from aio_ends import LONG, SHORT, both, pattern, settle, wait_for
-from helpers import DEADLINE_S
+from kit.aio_ends import LONG, SHORT, both, pattern, settle, wait_for
+from kit.helpers import DEADLINE_S
 
 from ndpy import Access
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from aio_ends import LONG, OPTIONS, SHORT, both, pattern, settle, wait_for
-from aio_peer import CLOSE, DONE, DROPPED, KNOWS_DROPPED, OFFER, Peer, frame, hello, offer
-from helpers import DEADLINE_S, host_of, require
+from kit.aio_ends import LONG, OPTIONS, SHORT, both, pattern, settle, wait_for
+from kit.aio_peer import CLOSE, DONE, DROPPED, KNOWS_DROPPED, OFFER, Peer, frame, hello, offer
+from kit.helpers import DEADLINE_S, host_of, require
 
 import ndpy
 from ndpy import aio

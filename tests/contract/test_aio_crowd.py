@@ -10,7 +10,7 @@ import time
 import tracemalloc
 
 import pytest
-from helpers import HAS_GIL, host_of, require, rounds
+from kit.helpers import HAS_GIL, host_of, require, rounds
 
 import ndpy
 from ndpy import aio

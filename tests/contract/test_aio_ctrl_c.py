@@ -11,9 +11,9 @@ import threading
 import time
 
 import pytest
-from aio_ends import OPTIONS, echo, pattern, require_closed, require_usable
-from deadlines import patient
-from helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require
+from kit.aio_ends import OPTIONS, echo, pattern, require_closed, require_usable
+from kit.deadlines import patient
+from kit.helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require
 
 import ndpy
 from ndpy import aio

@@ -12,9 +12,9 @@ import gc
 import sys
 
 import pytest
-from aio_ends import LONG, OPTIONS, SHORT, echo, pattern, require_closed, require_usable, wait_for
-from helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require
-from locks import elsewhere, locks_held
+from kit.aio_ends import LONG, OPTIONS, SHORT, echo, pattern, require_closed, require_usable, wait_for
+from kit.helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require
+from kit.locks import elsewhere, locks_held
 
 import ndpy
 from ndpy import aio

@@ -6,8 +6,8 @@ import asyncio
 import gc
 
 import pytest
-from aio_ends import LONG, OPTIONS, SHORT, both, echo, pattern, settle, wait_for
-from helpers import DEADLINE_S, host_of, require
+from kit.aio_ends import LONG, OPTIONS, SHORT, both, echo, pattern, settle, wait_for
+from kit.helpers import DEADLINE_S, host_of, require
 
 import ndpy
 from ndpy import aio

@@ -10,11 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-import aio_peer
 import pytest
-from aio_peer import CLOSE, DONE, GRANT, OFFERS, SLOT, SLOTS, START, WITHDRAW, Peer, frame, hello, message, offer
-from defects import has_quirk, skip_where
-from helpers import DEADLINE_S, host_of, require, sample
+from kit import aio_peer
+from kit.aio_peer import CLOSE, DONE, GRANT, OFFERS, SLOT, SLOTS, START, WITHDRAW, Peer, frame, hello, message, offer
+from kit.defects import has_quirk, skip_where
+from kit.helpers import DEADLINE_S, host_of, require, sample
 
 import ndpy
 from ndpy import Access, RemoteMemory, aio
@@ -390,7 +390,7 @@ def test_a_peer_that_never_closes_is_waited_for_as_long_as_the_server_says(run):
 
 @contextlib.asynccontextmanager
 async def process(adapter, address, step):
-    script = Path(__file__).parents[1] / "aio_peer.py"
+    script = Path(__file__).parents[1] / "kit/aio_peer.py"
     words = (sys.executable, str(script), adapter.info.name, address[0], str(address[1]), step)
     child = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
     try:

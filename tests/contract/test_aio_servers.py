@@ -11,9 +11,9 @@ import warnings
 from types import SimpleNamespace
 
 import pytest
-from aio_ends import LONG, OPTIONS, SHORT, echo, pattern, require_closed, require_usable, wait_for
-from defects import has_quirk
-from helpers import DEADLINE_S, host_of, require
+from kit.aio_ends import LONG, OPTIONS, SHORT, echo, pattern, require_closed, require_usable, wait_for
+from kit.defects import has_quirk
+from kit.helpers import DEADLINE_S, host_of, require
 
 import ndpy
 from ndpy import aio

@@ -7,7 +7,7 @@ import gc
 from pathlib import Path
 
 import pytest
-from helpers import assert_works, contents, expose, memory, succeed
+from kit.helpers import assert_works, contents, expose, memory, succeed
 
 import ndpy
 from ndpy import Access

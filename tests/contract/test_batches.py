@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     assert_works,
     contents,

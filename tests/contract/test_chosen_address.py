@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 
 import pytest
-from helpers import bind, connect_pair, contents, fill, memory, require, send_message, succeed
+from kit.helpers import bind, connect_pair, contents, fill, memory, require, send_message, succeed
 
 import ndpy
 from ndpy import Access, Capability

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from defects import expect_quirk
-from helpers import (
+from kit.defects import expect_quirk
+from kit.helpers import (
     CLOCK_TICK_S,
     DEADLINE_S,
     QUIET_S,

@@ -6,7 +6,7 @@ import copy
 import pickle
 
 import pytest
-from helpers import DEADLINE_S, create_end, host_of, memory
+from kit.helpers import DEADLINE_S, create_end, host_of, memory
 
 import ndpy
 import ndpy.ndk

@@ -7,8 +7,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-from helpers import DEADLINE_S, assert_quiet, contents, host_of, memory, require, succeed, wait_until
-from processes import free_port
+from kit.helpers import DEADLINE_S, assert_quiet, contents, host_of, memory, require, succeed, wait_until
+from kit.processes import free_port
 
 import ndpy
 from ndpy import Capability

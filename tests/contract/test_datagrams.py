@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     assert_quiet,
     contents,

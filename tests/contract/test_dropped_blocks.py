@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from helpers import host_of, require, wait_until
-from locks import elsewhere
+from kit.helpers import host_of, require, wait_until
+from kit.locks import elsewhere
 
 import ndpy
 from ndpy import Access

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import DEADLINE_S, STRESS, Keeper, create_end, has_kernel_driver, host_of, memory, wait_until
-from processes import Process, start_python
+from kit.helpers import DEADLINE_S, STRESS, Keeper, create_end, has_kernel_driver, host_of, memory, wait_until
+from kit.processes import Process, start_python
 
 import ndpy
 
-PROGRAM = Path(__file__).parent.parent / "ending.py"
+PROGRAM = Path(__file__).parents[1] / "kit/ending.py"
 #: How a program ends, and its exit status.
 ENDS = {"return": 0, "exit": 3, "exception": 1, "threads": 0, "asyncio": 0}
 

@@ -8,7 +8,7 @@ import socket
 import threading
 
 import pytest
-from helpers import DEADLINE_S, create_end, has_quirk, memory, require, require_acknowledged_sends, take
+from kit.helpers import DEADLINE_S, create_end, has_quirk, memory, require, require_acknowledged_sends, take
 
 import ndpy
 import ndpy.aio

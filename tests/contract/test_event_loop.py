@@ -8,7 +8,7 @@ import threading
 import weakref
 
 import pytest
-from helpers import DEADLINE_S, connect_pair, contexts, host_of, memory, succeed, wait_until
+from kit.helpers import DEADLINE_S, connect_pair, contexts, host_of, memory, succeed, wait_until
 
 import ndpy
 from ndpy.objects.event_loop import poller_of_loop

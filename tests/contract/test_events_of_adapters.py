@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from defects import has_quirk
-from helpers import (
+from kit.defects import has_quirk
+from kit.helpers import (
     DEADLINE_S,
     assert_works,
     connect_ends,

@@ -6,7 +6,7 @@ import itertools
 import time
 
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     bind,
     connect_ends,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers import assert_quiet, assert_works, create_end, memory
+from kit.helpers import assert_quiet, assert_works, create_end, memory
 
 import ndpy
 from ndpy import Access, ForeignObjectError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers import (
+from kit.helpers import (
     assert_quiet,
     assert_works,
     connect_ends,

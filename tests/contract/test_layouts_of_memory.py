@@ -8,8 +8,8 @@ import ctypes
 import re
 
 import pytest
-from aio_ends import LONG, SHORT, both, pattern, run  # noqa: F401
-from helpers import create_end, require
+from kit.aio_ends import LONG, SHORT, both, pattern, run  # noqa: F401
+from kit.helpers import create_end, require
 
 import ndpy
 from ndpy import Access

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 
 import pytest
-from helpers import DEADLINE_S, assert_let_go, connect_pair, create_end, host_of, memory, require, succeed
+from kit.helpers import DEADLINE_S, assert_let_go, connect_pair, create_end, host_of, memory, require, succeed
 
 import ndpy
 

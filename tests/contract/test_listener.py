@@ -7,7 +7,7 @@ import time
 import warnings
 
 import pytest
-from helpers import (
+from kit.helpers import (
     CLOCK_TICK_S,
     DEADLINE_S,
     QUIET_S,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from helpers import assert_refused, assert_works, contents, memory, require, succeed
+from kit.helpers import assert_refused, assert_works, contents, memory, require, succeed
 
 import ndpy
 from ndpy import Access, Batch, Capability, CompletionArray, FlushKind, Operation

@@ -9,8 +9,8 @@ import mmap
 import threading
 
 import pytest
-from defects import expect_quirk
-from helpers import (
+from kit.defects import expect_quirk
+from kit.helpers import (
     DEADLINE_S,
     ask,
     assert_quiet,

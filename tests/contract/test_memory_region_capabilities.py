@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 
 import pytest
-from helpers import (
+from kit.helpers import (
     assert_refused,
     contents,
     expose,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from defects import expect_quirk
-from helpers import (
+from kit.defects import expect_quirk
+from kit.helpers import (
     DEADLINE_S,
     assert_quiet,
     assert_refused,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from defects import has_quirk
-from helpers import (
+from kit.defects import has_quirk
+from kit.helpers import (
     DEADLINE_S,
     assert_quiet,
     assert_works,

@@ -9,9 +9,9 @@ import threading
 import time
 
 import pytest
-from aio_ends import OPTIONS, echo, settle, wait_for
-from deadlines import patient
-from helpers import CLOCK_TICK_S, DEADLINE_S, create_end, host_of, require, wait_until
+from kit.aio_ends import OPTIONS, echo, settle, wait_for
+from kit.deadlines import patient
+from kit.helpers import CLOCK_TICK_S, DEADLINE_S, create_end, host_of, require, wait_until
 
 import ndpy
 from ndpy import aio

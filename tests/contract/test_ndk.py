@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from defects import has_quirk
-from helpers import (
+from kit.defects import has_quirk
+from kit.helpers import (
     DEADLINE_S,
     QUIET_S,
     assert_refused,

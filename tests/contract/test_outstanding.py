@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from helpers import DEADLINE_S, memory, wait_until
-from outstanding import outstanding
+from kit.helpers import DEADLINE_S, memory, wait_until
+from kit.outstanding import outstanding
 
 
 def lines_of(kind: str | tuple[str, ...]) -> list[str]:

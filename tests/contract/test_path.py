@@ -7,7 +7,7 @@ import json
 
 import psutil
 import pytest
-from helpers import connect_pair, create_end, host_of
+from kit.helpers import connect_pair, create_end, host_of
 
 import ndpy
 from ndpy.tools.doctor import LinkDescription, describe_link

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from helpers import CLOCK_TICK_S, DEADLINE_S, connect_pair, create_end, host_of, require
+from kit.helpers import CLOCK_TICK_S, DEADLINE_S, connect_pair, create_end, host_of, require
 
 import ndpy
 

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from helpers import CLOCK_TICK_S, DEADLINE_S, connect_pair, create_end, require, succeed
+from kit.helpers import CLOCK_TICK_S, DEADLINE_S, connect_pair, create_end, require, succeed
 
 import ndpy
 from ndpy import Flags

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     assert_refused,
     assert_works,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from defects import has_quirk
-from helpers import (
+from kit.defects import has_quirk
+from kit.helpers import (
     DEADLINE_S,
     ask,
     assert_quiet,

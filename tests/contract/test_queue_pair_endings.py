@@ -7,7 +7,7 @@ import time
 import weakref
 
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     ask,
     assert_quiet,

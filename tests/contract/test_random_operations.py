@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from defects import has_quirk
-from helpers import (
+from kit.defects import has_quirk
+from kit.helpers import (
     DEADLINE_S,
     SEED,
     End,

@@ -10,8 +10,8 @@ import weakref
 from pathlib import Path
 
 import pytest
-from caching import LENGTH, READ, SINK, WRITE, forbid_registering, regions, use, wait_for_contents
-from helpers import (
+from kit.caching import LENGTH, READ, SINK, WRITE, forbid_registering, regions, use, wait_for_contents
+from kit.helpers import (
     DEADLINE_S,
     connect_pair,
     create_end,

@@ -6,9 +6,9 @@ import gc
 import time
 
 import pytest
-from caching import LENGTH, READ, WRITE, read_from, regions, use
-from defects import has_quirk
-from helpers import (
+from kit.caching import LENGTH, READ, WRITE, read_from, regions, use
+from kit.defects import has_quirk
+from kit.helpers import (
     DEADLINE_S,
     assert_refused,
     assert_works,

@@ -18,7 +18,7 @@ import threading
 from dataclasses import dataclass, field
 
 import pytest
-from helpers import DEADLINE_S, STRESS, wait_until
+from kit.helpers import DEADLINE_S, STRESS, wait_until
 
 import ndpy
 from ndpy.objects.memory import address_of

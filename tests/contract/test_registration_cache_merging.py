@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from caching import LENGTH, regions, use
-from helpers import create_end
+from kit.caching import LENGTH, regions, use
+from kit.helpers import create_end
 
 import ndpy
 from ndpy import Access

@@ -6,8 +6,8 @@ import mmap
 import sys
 
 import pytest
-from caching import LENGTH, READ, map_raw, unmap_raw, use
-from helpers import wait_until
+from kit.caching import LENGTH, READ, map_raw, unmap_raw, use
+from kit.helpers import wait_until
 
 import ndpy
 from ndpy.objects.memory import address_of

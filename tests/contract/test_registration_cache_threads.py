@@ -8,8 +8,8 @@ import threading
 import time
 
 import pytest
-from caching import LENGTH, WRITE, map_raw, unmap_raw, use, wait_for_contents
-from helpers import (
+from kit.caching import LENGTH, WRITE, map_raw, unmap_raw, use, wait_for_contents
+from kit.helpers import (
     DEADLINE_S,
     STRESS,
     connect_pair,

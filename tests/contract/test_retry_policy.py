@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     ask,
     assert_quiet,

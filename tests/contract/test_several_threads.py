@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from helpers import DEADLINE_S, HAS_GIL, Pair, connect_pair, expose, in_threads, memory, require, rounds, succeed
+from kit.helpers import DEADLINE_S, HAS_GIL, Pair, connect_pair, expose, in_threads, memory, require, rounds, succeed
 
 import ndpy
 from ndpy import Access

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-from defects import has_quirk, skip_where
-from helpers import (
+from kit.defects import has_quirk, skip_where
+from kit.helpers import (
     DEADLINE_S,
     QUIET_S,
     assert_quiet,

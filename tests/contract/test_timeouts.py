@@ -10,7 +10,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from helpers import DEADLINE_S, connect_pair, create_end, host_of
+from kit.helpers import DEADLINE_S, connect_pair, create_end, host_of
 
 import ndpy
 from ndpy import Capability, _core, aio

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers import DEADLINE_S, connect_ends, contents, contexts, create_end, memory, require, succeed
+from kit.helpers import DEADLINE_S, connect_ends, contents, contexts, create_end, memory, require, succeed
 
 import ndpy
 from ndpy import Access, Flags

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers import assert_quiet, contents, contexts, create_end, memory, require, succeed, take, wait_until
+from kit.helpers import assert_quiet, contents, contexts, create_end, memory, require, succeed, take, wait_until
 
 import ndpy
 from ndpy import Access, Batch, Capability, Flags, Operation, QueuePairState, QueuePairType, RetryPolicy, Status

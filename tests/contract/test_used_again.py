@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     ask,
     assert_let_go,

@@ -11,7 +11,7 @@ import threading
 
 import psutil
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     create_end,
     has_kernel_driver,
@@ -22,7 +22,7 @@ from helpers import (
     sample,
     wait_until,
 )
-from processes import EXAMPLES, ROOT, STEP_LIMIT_S, Process, free_port, start_example, start_python
+from kit.processes import EXAMPLES, ROOT, STEP_LIMIT_S, Process, free_port, start_example, start_python
 
 import ndpy
 from ndpy import aio

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import host_of, only_under_stress, require, sample
-from processes import ROOT, Process, start_python
+from kit.helpers import host_of, only_under_stress, require, sample
+from kit.processes import ROOT, Process, start_python
 
 import ndpy
 from ndpy.tools.cli.perf.plan import TESTS

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from helpers import kernel_resources
 from hosts import commands
-from remote import Host
+from kit.helpers import kernel_resources
+from kit.remote import Host
 
 from ndpy.tools.machines.hosts import MTU
 
@@ -113,10 +113,10 @@ def settles(count: Callable[[], object], wanted: object, limit_s: float = 20) ->
 @pytest.fixture
 def nothing_leaks(peer_host: Host) -> Iterator[None]:
     """Both processes have as many objects of the kernel afterwards as before."""
-    before = kernel_resources(), peer_host.call("helpers:kernel_resources")
+    before = kernel_resources(), peer_host.call("kit.helpers:kernel_resources")
     yield
     assert settles(kernel_resources, before[0]) == before[0]
-    assert settles(lambda: peer_host.call("helpers:kernel_resources"), before[1]) == before[1]
+    assert settles(lambda: peer_host.call("kit.helpers:kernel_resources"), before[1]) == before[1]
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers import SEED, only_under_stress, wait_until
 from hosts.soaking import HANG_S, Process
+from kit.helpers import SEED, only_under_stress, wait_until
 
 from ndpy import aio
 

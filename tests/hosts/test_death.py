@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import SEED, Keeper, create_end, kernel_resources, memory, take, wait_until
 from hosts import traffic
 from hosts.conftest import settles
+from kit.helpers import SEED, Keeper, create_end, kernel_resources, memory, take, wait_until
 
 import ndpy
 from ndpy import Access, Capability, Operation, RetryPolicy, Status, aio

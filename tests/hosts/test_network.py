@@ -9,10 +9,10 @@ import time
 from contextlib import closing
 
 import pytest
-from defects import expect_quirk
-from helpers import DEADLINE_S, SEED, only_under_stress, require, rounds, sample, wait_until
 from hosts import traffic
 from hosts.conftest import NETDEV
+from kit.defects import expect_quirk
+from kit.helpers import DEADLINE_S, SEED, only_under_stress, require, rounds, sample, wait_until
 
 import ndpy
 from ndpy.vocabulary.quirks import Quirk

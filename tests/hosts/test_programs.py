@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from defects import skip_where
-from helpers import only_under_stress, require, sample
 from interop.test_rc_pingpong import check_both_know_both, routable_gids
 from interop.test_rping import lines_of
-from processes import EXAMPLES, Process, start_example, start_installed, start_python
+from kit.defects import skip_where
+from kit.helpers import only_under_stress, require, sample
+from kit.processes import EXAMPLES, Process, start_example, start_installed, start_python
 
 import ndpy
 from ndpy.platforms.verbs import distribution
@@ -78,8 +78,8 @@ FILE = bytes(i * i % 251 for i in range(1000)) * 300
 
 @pytest.fixture
 def there(peer_host) -> Callable[..., Any]:
-    """there(name, ...) calls a function of processes.py on the other host."""
-    return lambda name, *arguments: peer_host.call(f"processes:{name}", *arguments)
+    """there(name, ...) calls a function of kit/processes.py on the other host."""
+    return lambda name, *arguments: peer_host.call(f"kit.processes:{name}", *arguments)
 
 
 def require_no_manager(adapter: ndpy.Adapter) -> None:

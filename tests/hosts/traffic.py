@@ -1,4 +1,4 @@
-"""Traffic between two hosts in which every byte is checked. The server runs on the other host (see remote.py).
+"""Traffic between two hosts in which every byte is checked. The server runs on the other host (see kit/remote.py).
 
 A client writes random bytes to a random place of the server's board, reads a random place back, or sends a message that the
 server answers with the same bytes inverted. Both ends know the seed of the connection, so the server checks what it gets
@@ -14,7 +14,7 @@ import threading
 import time
 import zlib
 
-from defects import has_quirk
+from kit.defects import has_quirk
 
 import ndpy
 from ndpy import Access, Operation, RetryPolicy

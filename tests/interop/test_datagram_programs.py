@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from helpers import DEADLINE_S, contents, host_of, memory, require, succeed, wait_until
-from processes import start_program
+from kit.helpers import DEADLINE_S, contents, host_of, memory, require, succeed, wait_until
+from kit.processes import start_program
 
 import ndpy
 from ndpy import Capability

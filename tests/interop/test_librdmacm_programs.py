@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     assert_quiet,
     create_end,
@@ -16,7 +16,7 @@ from helpers import (
     succeed,
     take,
 )
-from processes import Process, free_port, start_program, wait_for_rdma_listener
+from kit.processes import Process, free_port, start_program, wait_for_rdma_listener
 
 from ndpy import Status
 from ndpy.platforms.verbs import distribution

@@ -7,8 +7,8 @@ from __future__ import annotations
 import sys
 
 import pytest
-from helpers import contents, create_end, memory, require, sample, succeed
-from processes import Process, foreign_environment
+from kit.helpers import contents, create_end, memory, require, sample, succeed
+from kit.processes import Process, foreign_environment
 from test_other_bindings import PROGRAMS, PYTHON
 
 import ndpy

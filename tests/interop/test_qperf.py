@@ -24,7 +24,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     contents,
     create_end,
@@ -36,7 +36,7 @@ from helpers import (
     sample,
     succeed,
 )
-from processes import Process, foreign_environment, free_port, wait_for_tcp_listener
+from kit.processes import Process, foreign_environment, free_port, wait_for_tcp_listener
 
 import ndpy
 from ndpy import Access, Capability, Operation

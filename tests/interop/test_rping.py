@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from helpers import STRESS, host_of, only_under_stress, sample
-from processes import free_port, start_example, start_program, wait_for_rdma_listener
+from kit.helpers import STRESS, host_of, only_under_stress, sample
+from kit.processes import free_port, start_example, start_program, wait_for_rdma_listener
 
 from ndpy.platforms.verbs import distribution
 

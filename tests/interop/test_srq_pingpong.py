@@ -13,9 +13,9 @@ import socket
 from collections import Counter
 
 import pytest
-from defects import skip_where
-from helpers import DEADLINE_S, SEED, STRESS, contents, has_kernel_driver, memory, require, rounds
-from processes import Process, free_port, start_program, wait_for_tcp_listener
+from kit.defects import skip_where
+from kit.helpers import DEADLINE_S, SEED, STRESS, contents, has_kernel_driver, memory, require, rounds
+from kit.processes import Process, free_port, start_program, wait_for_tcp_listener
 
 import ndpy
 from ndpy import Access, Endpoint, Operation

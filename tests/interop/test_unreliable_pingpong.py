@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from helpers import require, sample
-from processes import free_port, start_example, start_program, wait_for_tcp_listener
+from kit.helpers import require, sample
+from kit.processes import free_port, start_example, start_program, wait_for_tcp_listener
 from test_rc_pingpong import routable_gids
 
 from ndpy import Capability

@@ -244,7 +244,7 @@ class Forker:
         self.results: dict[tuple[str, str], int] = {}
 
     def pytest_configure(self) -> None:
-        import helpers
+        from kit import helpers
 
         helpers.DEADLINE_S = _DEADLINE_S
 

@@ -10,7 +10,7 @@ else:
     # An embedded Python does not add a test's folder to sys.path.
     sys.path.insert(0, str(Path(__file__).parent))
 
-    from helpers import STRESS
+    from kit.helpers import STRESS
     from native_answers import native  # noqa: F401
     from own_softnd import softnd, version  # noqa: F401
 

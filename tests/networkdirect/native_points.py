@@ -1,4 +1,4 @@
-"""Points before and after each call of ndpy's native module on Windows; see walking.py. Each test has its own softnd.
+"""Points before and after each call of ndpy's native module on Windows; see kit/walking.py. Each test has its own softnd.
 
 A test fails if a completion port is used after it was closed. Its handle may belong to another file by then.
 """
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from helpers import Keeper, connect_pair
-from walking import DEADLINE_S, Elsewhere, Points
+from kit.helpers import Keeper, connect_pair
+from kit.walking import DEADLINE_S, Elsewhere, Points
 
 from ndpy.platforms.networkdirect import (
     adapter,

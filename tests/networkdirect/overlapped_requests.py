@@ -7,7 +7,7 @@ import random
 import time
 from typing import Any
 
-from helpers import DEADLINE_S, Pair, wait_until
+from kit.helpers import DEADLINE_S, Pair, wait_until
 
 import ndpy
 from ndpy import Flags

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import DEADLINE_S, Keeper, wait_until
-from starting import create_process
+from kit.helpers import DEADLINE_S, Keeper, wait_until
+from kit.starting import create_process
 
 import ndpy
 from ndpy.platforms.networkdirect.provider_dll import Provider

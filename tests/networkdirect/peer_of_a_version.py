@@ -6,7 +6,7 @@ sends a last message. With "take back" that message also invalidates the window.
 
 import sys
 
-from deadlines import DEADLINE_S
+from kit.deadlines import DEADLINE_S
 
 import ndpy
 from ndpy import Access, RemoteMemory

@@ -7,7 +7,7 @@ import ctypes
 import threading
 
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     ask,
     bind,

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     connect_ends,
     connect_pair,

@@ -11,7 +11,7 @@ import threading
 import weakref
 
 import pytest
-from helpers import DEADLINE_S, Keeper, ask, connect_pair, create_end, host_of, rounds, succeed, wait_until
+from kit.helpers import DEADLINE_S, Keeper, ask, connect_pair, create_end, host_of, rounds, succeed, wait_until
 from overlapped_requests import EndingCounts, outcome, pause, send_empty
 from own_softnd import opened
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from helpers import DEADLINE_S, ask, create_end, establish, memory
+from kit.helpers import DEADLINE_S, ask, create_end, establish, memory
 from own_softnd import keep_with_adapter
 
 import ndpy

@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from helpers import DEADLINE_S, Keeper, create_end, host_of, memory, require, rounds, sample, wait_until
+from kit.helpers import DEADLINE_S, Keeper, create_end, host_of, memory, require, rounds, sample, wait_until
 from overlapped_requests import EndingCounts, outcome, pause
 from own_softnd import SOFTND, child, opened
 
@@ -264,7 +264,7 @@ def test_an_end_that_is_handled_after_close_finds_nobody(softnd, monkeypatch):
 EVERYTHING_IN_FLIGHT = """
 import os, threading
 import ndpy
-from helpers import connect_pair, create_end, host_of, wait_until
+from kit.helpers import connect_pair, create_end, host_of, wait_until
 
 keep = []
 adapter = ndpy.open_adapter("127.0.0.1")

@@ -9,7 +9,7 @@ import time
 import warnings
 
 import pytest
-from helpers import DEADLINE_S, QUIET_S, ask, create_end, host_of
+from kit.helpers import DEADLINE_S, QUIET_S, ask, create_end, host_of
 from own_softnd import keep_with_adapter
 
 import ndpy

@@ -21,7 +21,7 @@ import pytest
 if sys.platform != "win32":
     pytest.skip("NetworkDirect is Windows'", allow_module_level=True)
 
-from starting import create_process
+from kit.starting import create_process
 
 import ndpy
 from ndpy.platforms.networkdirect import adapter_info, dll_header, native_calls, softnd_installation, winsock_catalogue

@@ -6,7 +6,7 @@ import gc
 from typing import Any
 
 import pytest
-from helpers import wait_until
+from kit.helpers import wait_until
 from native_answers import Native
 from own_softnd import keep_with_adapter
 

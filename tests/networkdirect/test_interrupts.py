@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+from kit.processes import start_python
 from own_softnd import SOFTND
-from processes import start_python
 
 WAITS = Path(__file__).with_name("waits.py")
 # Longer than one slice of a wait. The program's waits last a minute.

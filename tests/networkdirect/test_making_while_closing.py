@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
+from kit.walking import DEADLINE_S, GRACE_S, Elsewhere, walk
 from native_points import points  # noqa: F401
-from walking import DEADLINE_S, GRACE_S, Elsewhere, walk
 
 import ndpy
 from ndpy.platforms.networkdirect import poller as pollers

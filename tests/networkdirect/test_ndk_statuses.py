@@ -6,7 +6,7 @@ import contextlib
 import time
 
 import pytest
-from helpers import connect_pair, contents, memory, take, wait_until
+from kit.helpers import connect_pair, contents, memory, take, wait_until
 from own_softnd import opened
 
 import ndpy

@@ -14,7 +14,7 @@ import threading
 import time
 
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     SEED,
     ask,

@@ -4,7 +4,7 @@ import ctypes
 from ctypes import wintypes
 
 import pytest
-from helpers import DEADLINE_S, connect_ends, create_end, memory, succeed
+from kit.helpers import DEADLINE_S, connect_ends, create_end, memory, succeed
 
 import ndpy
 

@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from helpers import DEADLINE_S, connect_pair, rounds, take, wait_until
+from kit.helpers import DEADLINE_S, connect_pair, rounds, take, wait_until
 from overlapped_requests import send_empty
 from own_softnd import handles, opened
 

@@ -16,7 +16,7 @@ from ctypes import wintypes
 from pathlib import Path
 
 import pytest
-from helpers import DEADLINE_S, wait_until
+from kit.helpers import DEADLINE_S, wait_until
 from own_softnd import child
 
 import ndpy

@@ -6,7 +6,7 @@ import contextlib
 import threading
 
 import pytest
-from helpers import DEADLINE_S, Keeper, connect_ends, connect_pair, create_end, host_of, memory, wait_until
+from kit.helpers import DEADLINE_S, Keeper, connect_ends, connect_pair, create_end, host_of, memory, wait_until
 
 import ndpy
 from ndpy import Access

@@ -6,7 +6,7 @@ import importlib
 import sys
 
 import pytest
-from helpers import DEADLINE_S, wait_until
+from kit.helpers import DEADLINE_S, wait_until
 from own_softnd import keep_with_adapter, open_handles
 
 import ndpy

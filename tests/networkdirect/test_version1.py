@@ -17,7 +17,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     Keeper,
     assert_works,
@@ -35,8 +35,8 @@ from helpers import (
     take,
     wait_until,
 )
+from kit.starting import create_process
 from own_softnd import SOFTND, opened
-from starting import create_process
 
 import ndpy
 from ndpy import Access, Flags, RemoteMemory, Status

@@ -8,7 +8,7 @@ import time
 import warnings
 
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     ask,
     assert_works,

@@ -9,9 +9,9 @@ import contextlib
 import threading
 
 import pytest
-from helpers import STRESS, Keeper, create_end, host_of, sample
+from kit.helpers import STRESS, Keeper, create_end, host_of, sample
+from kit.walking import DEADLINE_S, GRACE_S, Elsewhere, soon, walk
 from native_points import Scene, points  # noqa: F401
-from walking import DEADLINE_S, GRACE_S, Elsewhere, soon, walk
 
 import ndpy
 from ndpy.platforms.networkdirect import completion_queue, connection

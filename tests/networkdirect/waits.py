@@ -11,7 +11,7 @@ from pathlib import Path
 # An embedded Python searches neither the working folder nor PYTHONPATH.
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
-from helpers import Keeper, connect_pair, create_end, host_of  # noqa: E402
+from kit.helpers import Keeper, connect_pair, create_end, host_of  # noqa: E402
 
 import ndpy  # noqa: E402
 

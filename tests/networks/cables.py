@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from helpers import DEADLINE_S, End, Keeper, Pair, create_end, wait_until
+from kit.helpers import DEADLINE_S, End, Keeper, Pair, create_end, wait_until
 
 import ndpy
 

@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import remote
-from processes import Process
+from kit import remote
+from kit.processes import Process
 
 TESTS = Path(__file__).resolve().parent.parent
 LIMIT_S = 60
@@ -108,7 +108,7 @@ class Host:
     def call(self, function: str, *arguments: Any, **options: Any) -> Any:
         """Call a function of a module of tests/ in a process there. See remote.Host.call()."""
         if self._there is None:
-            server = self.start(sys.executable, TESTS / "remote.py", "--listen", f"127.0.0.1:{_CONTROL_PORT}")
+            server = self.start(sys.executable, TESTS / "kit/remote.py", "--listen", f"127.0.0.1:{_CONTROL_PORT}")
             server.wait_for("listening on")
             with _inside(self.namespace):
                 self._there = self._stack.enter_context(remote.connect(("127.0.0.1", _CONTROL_PORT), LIMIT_S))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 from click.testing import CliRunner
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     Keeper,
     assert_works,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from deadlines import patient
+from kit.deadlines import patient
 
 if sys.platform != "linux":
     pytest.skip("network namespaces are Linux's", allow_module_level=True)

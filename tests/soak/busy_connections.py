@@ -38,7 +38,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helpers import SEED, has_kernel_driver, host_of, kernel_resources, open_files
+from kit.helpers import SEED, has_kernel_driver, host_of, kernel_resources, open_files
 
 import ndpy
 from ndpy import RemoteMemory, aio

@@ -26,7 +26,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helpers import SEED, Keeper, connect_pair, take
+from kit.helpers import SEED, Keeper, connect_pair, take
 
 import ndpy
 from ndpy import Access

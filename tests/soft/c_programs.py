@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from programs import built
+from kit.programs import built
 
 from ndpy.platforms.verbs import softverbs
 from ndpy.tools.cli.soft import environment

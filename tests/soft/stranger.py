@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "softnd"))
 
 import iwarp
-from deadlines import DEADLINE_S
 from iwarp import Rtr, Startup
+from kit.deadlines import DEADLINE_S
 
 CLONE_NEWNET = 0x40000000
 LIMIT_S = DEADLINE_S

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
-from helpers import DEADLINE_S
+from kit.helpers import DEADLINE_S
 
 
 class Strangers:

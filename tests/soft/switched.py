@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parents[1] / "softnd"))
 
 import pytest
-from helpers import DEADLINE_S, Keeper, connect_pair, create_end, memory, send_message, take
 from hostile import READY_BY_READ
+from kit.helpers import DEADLINE_S, Keeper, connect_pair, create_end, memory, send_message, take
 
 import ndpy
 from ndpy import Access, Status, aio

@@ -9,7 +9,7 @@ import logging
 import random
 
 import pytest
-from aio_peer import (
+from kit.aio_peer import (
     CLOSE,
     DONE,
     DROPPED,
@@ -26,7 +26,7 @@ from aio_peer import (
     message,
     offer,
 )
-from helpers import DEADLINE_S, SEED, Keeper, host_of, open_files, require, rounds
+from kit.helpers import DEADLINE_S, SEED, Keeper, host_of, open_files, require, rounds
 
 import ndpy
 from ndpy import Access, RemoteMemory, aio

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from helpers import DEADLINE_S, Keeper, contents, create_end, memory, succeed
+from kit.helpers import DEADLINE_S, Keeper, contents, create_end, memory, succeed
 
 import ndpy
 from ndpy import AddressVector, QueuePairState

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 from c_programs import number, run
-from helpers import SEED, STRESS, rounds
+from kit.helpers import SEED, STRESS, rounds
 
 # ---- many connections ----
 

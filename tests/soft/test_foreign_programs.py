@@ -7,8 +7,8 @@ import re
 import shutil
 
 import pytest
-from helpers import only_under_stress
-from processes import Process, Result, free_port, wait_for_tcp_listener
+from kit.helpers import only_under_stress
+from kit.processes import Process, Result, free_port, wait_for_tcp_listener
 
 from ndpy.platforms.verbs import softverbs
 from ndpy.tools.cli import soft

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from deadlines import patient
-from helpers import DEADLINE_S, Keeper, create_end, memory, statuses
-from processes import start_python
+from kit.deadlines import patient
+from kit.helpers import DEADLINE_S, Keeper, create_end, memory, statuses
+from kit.processes import start_python
 
 import ndpy
 from ndpy import Status, aio

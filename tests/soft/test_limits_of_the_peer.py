@@ -8,8 +8,8 @@ import threading
 import time
 
 import pytest
-from helpers import DEADLINE_S, Keeper, create_end, host_of, memory, succeed
 from iwarp import READ_REQUEST, Endpoint, Rights, Rtr, Startup
+from kit.helpers import DEADLINE_S, Keeper, create_end, host_of, memory, succeed
 
 import ndpy
 from ndpy import Access

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from deadlines import patient
-from programs import built
+from kit.deadlines import patient
+from kit.programs import built
 
 from ndpy.platforms.verbs import softverbs
 from ndpy.tools.cli.soft import environment

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import building
 import pytest
-from deadlines import patient
+from kit.deadlines import patient
 
 # Of IPv4 and then of IPv6: root's socket, another user's, one of root's that was closed, one that waits to be accepted. Then
 # another host.

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deadlines import patient
-from helpers import (
+from hostile import READY_BY_READ
+from kit.deadlines import patient
+from kit.helpers import (
     DEADLINE_S,
     STRESS,
     Keeper,
@@ -37,7 +38,6 @@ from helpers import (
     take,
     wait_until,
 )
-from hostile import READY_BY_READ
 from stranger import greeting
 from strangers import Stranger, Strangers, once
 
@@ -344,7 +344,7 @@ EXPECTS = """
 import sys
 sys.path[:0] = sys.argv[1:]
 import ndpy, test_strangers
-from helpers import Keeper
+from kit.helpers import Keeper
 keep = Keeper()
 with ndpy.open_adapter("soft0") as adapter:
     test_strangers.Expecting(keep, adapter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import building
 import pytest
-from helpers import SEED, rounds
+from kit.helpers import SEED, rounds
 
 THREADS = 5
 # ThreadSanitizer is slow, and what it looks for does not depend on how much is done.

@@ -17,9 +17,9 @@ import time
 import hostile
 import iwarp
 import pytest
-from helpers import SEED, STRESS
 from hostile import Grant, Target, leaked, run_out
 from iwarp import Endpoint, Opcode, Queue, Startup
+from kit.helpers import SEED, STRESS
 
 STREAMS = 100_000 if STRESS else 2_000
 THREADS = 4

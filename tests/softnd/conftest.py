@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-# An embedded Python does not search a test's folder. The folder above has starting.py.
+# An embedded Python does not search a test's folder. The folder above has kit.
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 pytest.register_assert_rewrite("attacks", "early_disconnect")

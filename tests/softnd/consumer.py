@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import psutil
 import version2
-from deadlines import patient
+from kit.deadlines import patient
 from version2 import IID, NULL, Interface, Kind, Mr, Op, Status, ffi, kernel32, raw
 
 DEADLINE_S = patient(60.0)

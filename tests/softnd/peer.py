@@ -19,7 +19,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from deadlines import patient
+from kit.deadlines import patient
 
 DEADLINE_S = patient(40.0)
 
@@ -45,7 +45,7 @@ class Peer:
         import os
 
         # The peer's end does not need it, and does not search the folder above.
-        from starting import create_process
+        from kit.starting import create_process
 
         command = [sys.executable, __file__, module, function, json.dumps(arguments)]
         self.process = create_process(

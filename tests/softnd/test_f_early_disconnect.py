@@ -13,8 +13,8 @@ import pytest
 from conftest import share
 from consumer import still_open
 from early_disconnect import BURST, CONVERSATIONS, END_TOGETHER, Participant, run_conversation, run_role
+from kit.starting import create_process
 from peer import Peer
-from starting import create_process
 from version2 import Status
 
 pytestmark = pytest.mark.timeout(900)

@@ -34,7 +34,7 @@ from conversations import (
     wait_until_listening,
 )
 from hostile import ROOT, Program, WindowsProcess
-from processes import free_ports
+from kit.processes import free_ports
 
 from ndpy.tools.machines import tools
 

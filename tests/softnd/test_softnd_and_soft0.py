@@ -22,7 +22,7 @@ from conversations import (
     wait_until_listening,
 )
 from hostile import ROOT, WindowsProcess
-from processes import free_port
+from kit.processes import free_port
 
 ROUNDS = 30
 LIMIT_S = 120.0

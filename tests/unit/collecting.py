@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from helpers import HAS_GIL
+from kit.helpers import HAS_GIL
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deadlines import DEADLINE_S as DEADLINE_S
+from kit.deadlines import DEADLINE_S as DEADLINE_S
 
 import ndpy
 from ndpy import Capability, Flags

@@ -1,4 +1,4 @@
-"""Points between the native calls of ndpy.platforms.verbs, over the provider without a device. See walking.py.
+"""Points between the native calls of ndpy.platforms.verbs, over the provider without a device. see kit/walking.py.
 
 There is one before and after each call of libibverbs and librdmacm (fake_verbs.py), of epoll, of poll, and of an event
 descriptor.
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from walking import DEADLINE_S as DEADLINE_S
-from walking import GRACE_S as GRACE_S
-from walking import Calls as _Calls
-from walking import Elsewhere as Elsewhere
-from walking import Points as Points
-from walking import soon as soon
-from walking import walk as walk
+from kit.walking import DEADLINE_S as DEADLINE_S
+from kit.walking import GRACE_S as GRACE_S
+from kit.walking import Calls as _Calls
+from kit.walking import Elsewhere as Elsewhere
+from kit.walking import Points as Points
+from kit.walking import soon as soon
+from kit.walking import walk as walk
 
 import ndpy
 from ndpy.platforms.verbs import completion_queue, events, poller

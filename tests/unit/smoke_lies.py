@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from deadlines import patient
+from kit.deadlines import patient
 
 import ndpy
 from ndpy import Status

@@ -9,7 +9,7 @@ import sys
 import types
 
 import pytest
-from deadlines import DEADLINE_S
+from kit.deadlines import DEADLINE_S
 
 import ndpy
 

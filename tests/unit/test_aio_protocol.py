@@ -7,7 +7,7 @@ import random
 import struct
 
 import pytest
-from helpers import SEED, rounds
+from kit.helpers import SEED, rounds
 
 from ndpy.aio.errors import ProtocolError
 from ndpy.aio.protocol import Hello, Kind, Protocol

@@ -13,7 +13,7 @@ if sys.platform != "linux":
 
 from collecting import in_next_collection
 from data_path_provider import WC_GRH, WC_RECV
-from helpers import HAS_GIL
+from kit.helpers import HAS_GIL
 from test_lists_of_requests import Queue, Queues, Region, in_flight, receives, writes
 
 from ndpy import Batch, CompletionArray

@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from winsock import GUID, TCP, VERSION_1, VERSION_2, fake_winsock
+from kit.winsock import GUID, TCP, VERSION_1, VERSION_2, fake_winsock
 
 import ndpy
 from ndpy.platforms.networkdirect import dll_header, winsock_catalogue

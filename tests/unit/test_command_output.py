@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
-from deadlines import DEADLINE_S
+from kit.deadlines import DEADLINE_S
 
 import ndpy
 from ndpy.tools import doctor

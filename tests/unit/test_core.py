@@ -12,8 +12,8 @@ import weakref
 from functools import partial
 
 import pytest
-from deadlines import DEADLINE_S
-from helpers import HAS_GIL, wait_until
+from kit.deadlines import DEADLINE_S
+from kit.helpers import HAS_GIL, wait_until
 
 import ndpy
 from ndpy import ElementRangeError, RemoteMemory, Sge, _core

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deadlines import DEADLINE_S
+from kit.deadlines import DEADLINE_S
 
 import ndpy
 from ndpy import Access, _core

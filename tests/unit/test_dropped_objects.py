@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import DEADLINE_S, wait_until
+from kit.helpers import DEADLINE_S, wait_until
 from ndpy._verbs import ffi, lib
 
 import ndpy

@@ -12,7 +12,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("the verbs module is Linux's", allow_module_level=True)
 
-from helpers import HAS_GIL
+from kit.helpers import HAS_GIL
 from ndpy._verbs import ffi, lib
 
 from ndpy import _verbs

@@ -12,7 +12,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from helpers import wait_until
+from kit.helpers import wait_until
 from racing import DEADLINE_S, Elsewhere, Queue
 
 import ndpy

@@ -18,8 +18,8 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from deadlines import DEADLINE_S
-from helpers import wait_until
+from kit.deadlines import DEADLINE_S
+from kit.helpers import wait_until
 from racing import Elsewhere
 
 import ndpy

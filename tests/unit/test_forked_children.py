@@ -18,7 +18,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from deadlines import patient
+from kit.deadlines import patient
 from racing import DEADLINE_S, soon
 
 import ndpy

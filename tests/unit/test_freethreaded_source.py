@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from deadlines import patient
+from kit.deadlines import patient
 
 if sys.platform != "linux":
     pytest.skip("the scripts are for Linux", allow_module_level=True)

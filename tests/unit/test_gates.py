@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from deadlines import patient
+from kit.deadlines import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,7 +18,7 @@ if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
 from click.testing import CliRunner
-from helpers import DEADLINE_S
+from kit.helpers import DEADLINE_S
 
 import ndpy
 from ndpy import Capability, platforms

@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 from collecting import in_next_collection
-from helpers import HAS_GIL
+from kit.helpers import HAS_GIL
 
 from ndpy import Access, ClosedError, Lease, _core
 from ndpy.objects.memory import address_of

@@ -7,7 +7,7 @@ import sys
 import tracemalloc
 
 import pytest
-from helpers import HAS_GIL
+from kit.helpers import HAS_GIL
 
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)

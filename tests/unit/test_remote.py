@@ -1,4 +1,4 @@
-"""Objects of another process: tests/remote.py."""
+"""Objects of another process: tests/kit/remote.py."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-import remote
 import remote_things
-from helpers import contents, fill, peer_of, peering, wait_until
-from starting import create_process
+from kit import remote
+from kit.helpers import contents, fill, peer_of, peering, wait_until
+from kit.starting import create_process
 
 import ndpy
 

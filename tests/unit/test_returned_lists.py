@@ -13,7 +13,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from helpers import HAS_GIL
+from kit.helpers import HAS_GIL
 from racing import Queue, contexts
 
 import ndpy

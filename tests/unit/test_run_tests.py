@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from deadlines import patient
-from helpers import wait_until
+from kit.deadlines import patient
+from kit.helpers import wait_until
 
 if sys.platform != "linux":
     pytest.skip("the rig is for Linux", allow_module_level=True)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from deadlines import patient
+from kit.deadlines import patient
 
 if sys.platform != "linux":
     pytest.skip("the scripts are for Linux", allow_module_level=True)

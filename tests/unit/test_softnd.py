@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from winsock import TCP, fake_winsock
+from kit.winsock import TCP, fake_winsock
 
 import ndpy
 from ndpy.platforms.networkdirect import softnd_installation, winsock_catalogue

@@ -11,7 +11,7 @@ from importlib import resources
 
 import psutil
 import pytest
-from helpers import only_under_stress
+from kit.helpers import only_under_stress
 
 from ndpy.tools.machines import SetupError, tools, vm
 from ndpy.tools.machines import run as runner

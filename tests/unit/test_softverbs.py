@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from helpers import wait_until
+from kit.helpers import wait_until
 
 import ndpy
 

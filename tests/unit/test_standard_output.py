@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from deadlines import patient
+from kit.deadlines import patient
 
 NDPY = [sys.executable, "-m", "ndpy"]
 FULL = (

@@ -12,7 +12,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from deadlines import DEADLINE_S
+from kit.deadlines import DEADLINE_S
 from racing import Elsewhere
 
 import ndpy

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     Keeper,
     Pair,

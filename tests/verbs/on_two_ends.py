@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from helpers import DEADLINE_S, Keeper, Offer, Pair, create_end, establish, host_of, memory, take
+from kit.helpers import DEADLINE_S, Keeper, Offer, Pair, create_end, establish, host_of, memory, take
 
 import ndpy
 from ndpy import Access, RetryPolicy, Status

@@ -6,7 +6,7 @@ import ctypes
 from pathlib import Path
 
 import pytest
-from helpers import assert_works, contents, memory, succeed
+from kit.helpers import assert_works, contents, memory, succeed
 
 import ndpy
 from ndpy import Access

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import has_kernel_driver, only_under_stress, require_kernel_driver
+from kit.helpers import has_kernel_driver, only_under_stress, require_kernel_driver
 
 # A machine may lack these although nothing is wrong with its adapter.
 TOLERATED = {

@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from defects import skip_where
-from processes import foreign_environment
-from programs import built
+from kit.defects import skip_where
+from kit.processes import foreign_environment
+from kit.programs import built
 
 from ndpy import Capability
 from ndpy.vocabulary import quirks

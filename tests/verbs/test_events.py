@@ -10,7 +10,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from helpers import open_files
+from kit.helpers import open_files
 
 from ndpy.objects.resource import Orphans
 from ndpy.platforms.verbs.events import EventThread

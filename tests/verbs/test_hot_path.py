@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from helpers import memory, take
+from kit.helpers import memory, take
 
 import ndpy
 from ndpy import Access

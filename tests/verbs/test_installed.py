@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from helpers import STRESS
+from kit.helpers import STRESS
 
 INSTALLED = os.environ.get("NDPY_INSTALLED")
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import DEADLINE_S, create_end, send_message, wait_until
+from kit.helpers import DEADLINE_S, create_end, send_message, wait_until
 
 import ndpy
 from ndpy import platforms

@@ -11,7 +11,7 @@ import weakref
 
 import psutil
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     SEED,
     STRESS,

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import DEADLINE_S, wait_until
-from processes import Process
+from kit.helpers import DEADLINE_S, wait_until
+from kit.processes import Process
 
 import ndpy
 

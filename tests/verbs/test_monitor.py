@@ -15,12 +15,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import rounds
+from kit.helpers import rounds
 
 if sys.platform != "linux":
     pytest.skip("userfaultfd is Linux's", allow_module_level=True)
 
-from deadlines import DEADLINE_S
+from kit.deadlines import DEADLINE_S
 
 import ndpy
 from ndpy.platforms.verbs import monitor as module

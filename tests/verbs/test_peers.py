@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import (
+from kit.helpers import (
     DEADLINE_S,
     create_end,
     has_kernel_driver,
@@ -19,7 +19,7 @@ from helpers import (
     take,
     wait_until,
 )
-from processes import Process, start_python
+from kit.processes import Process, start_python
 
 import ndpy
 from ndpy import Access, Operation, RemoteMemory, Status

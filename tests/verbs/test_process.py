@@ -13,7 +13,7 @@ import threading
 import time
 
 import pytest
-from helpers import DEADLINE_S, assert_works, memory, require_kernel_driver
+from kit.helpers import DEADLINE_S, assert_works, memory, require_kernel_driver
 
 import ndpy
 from ndpy import Access

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from defects import expect_quirk
-from helpers import DEADLINE_S, sample, wait_until
-from processes import Process
+from kit.defects import expect_quirk
+from kit.helpers import DEADLINE_S, sample, wait_until
+from kit.processes import Process
 
 import ndpy
 from ndpy.vocabulary.quirks import Quirk

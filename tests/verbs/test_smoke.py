@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 from click.testing import CliRunner
-from helpers import only_under_stress
+from kit.helpers import only_under_stress
 
 import ndpy
 from ndpy.tools.cli import main

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import DEADLINE_S, only_under_stress, wait_until
+from kit.helpers import DEADLINE_S, only_under_stress, wait_until
 
 import ndpy
 

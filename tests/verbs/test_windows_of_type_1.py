@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from helpers import connect_pair, contents, memory, require, succeed, take
+from kit.helpers import connect_pair, contents, memory, require, succeed, take
 
 from ndpy import Access, Capability, Operation, Status
 

@@ -20,7 +20,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 import pytest
-from helpers import STRESS
+from kit.helpers import STRESS
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 

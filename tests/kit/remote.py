@@ -2,7 +2,7 @@
 
 On the other host:
 
-    python tests/remote.py --listen ADDRESS:PORT
+    python tests/kit/remote.py --listen ADDRESS:PORT
 
 In the test:
 
@@ -552,7 +552,7 @@ class Host(_Side):
         """Run a function there and return its result, or raise its exception.
 
         Parameters:
-            function: for example "helpers:fill". Modules of tests/ can be imported there.
+            function: for example "kit.helpers:fill". Modules of tests/ can be imported there.
         Raises:
             HostDied: the process or the host is gone.
             DeadlinePassed: the call took longer than call_limit_s.
@@ -797,9 +797,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # The embeddable Python of Windows does not add the folder of a script.
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     # Its classes are pickled by name, so they must be those of the module and not of "__main__".
-    import remote
+    from kit import remote
 
     remote.main()

@@ -29,16 +29,16 @@ from typing import IO
 
 import psutil
 import pytest
-from deadlines import patient
-from helpers import wait_until
-from starting import create_process
 
 import ndpy
+from kit.deadlines import patient
+from kit.helpers import wait_until
+from kit.starting import create_process
 from ndpy.platforms.verbs import distribution, softverbs
 from ndpy.tools.cli import soft
 
 _INTERRUPTIBLE = Path(__file__).resolve().parent / "interruptible.py"
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
 # An emulated machine takes seconds to start a Python process, not tenths of a second.

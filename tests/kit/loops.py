@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from helpers import STRESS
 
+from kit.helpers import STRESS
 from ndpy.platforms.verbs import softverbs
 
 WINDOWS = sys.platform == "win32"

@@ -1,6 +1,6 @@
 """A peer of ndpy.aio that is made of plain queue pairs. It speaks the protocol as it likes: docs/aio_protocol.md has the rules.
 
-    python tests/aio_peer.py ADAPTER HOST PORT STEP
+    python tests/kit/aio_peer.py ADAPTER HOST PORT STEP
 
 connects to a server, goes as far as STEP of STEPS, says so, and does nothing more until it is killed.
 """
@@ -13,12 +13,11 @@ import sys
 import time
 from pathlib import Path
 
-# The Windows Python of the rig does not look in a program's own folder.
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from helpers import DEADLINE_S, Keeper, create_end, memory
+# The Windows Python of the rig does not look around a program.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ndpy
+from kit.helpers import DEADLINE_S, Keeper, create_end, memory
 from ndpy import Access, RemoteMemory
 
 START, MESSAGE, OFFER, DONE, WITHDRAW, GRANT, CLOSE, DROPPED = range(1, 9)

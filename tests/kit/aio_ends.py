@@ -6,10 +6,10 @@ import asyncio
 import gc
 
 import pytest
-from defects import has_quirk
-from helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require, wait_until
 
 import ndpy
+from kit.defects import has_quirk
+from kit.helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require, wait_until
 from ndpy import aio
 from ndpy.aio.protocol import HEADER_LENGTH
 from ndpy.vocabulary.quirks import Quirk

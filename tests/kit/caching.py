@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 
-from helpers import memory, succeed, wait_until
-
 import ndpy
+from kit.helpers import memory, succeed, wait_until
 from ndpy import Access, Operation
 
 READ, WRITE = Access.REMOTE_READ, Access.REMOTE_WRITE

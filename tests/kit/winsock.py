@@ -14,7 +14,7 @@ import pytest
 import ndpy
 from ndpy.platforms.networkdirect.winsock_catalogue import WinsockProtocol
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 GUID = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
 
 # Numbers of contract A.1.2 to A.1.5.

@@ -1,6 +1,6 @@
 """C programs on plain verbs that tests run. Each is compiled once and kept in .rig/programs.
 
-`python tests/programs.py` compiles all of them. Each takes a second here, and five to ten in the emulated machine.
+`python tests/kit/programs.py` compiles all of them. Each takes a second here, and five to ten in the emulated machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-_TESTS = Path(__file__).parent
+_TESTS = Path(__file__).parents[1]
 _BUILT = _TESTS.parent / ".rig/programs"
 _FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror")
 _LIBRARIES = ("-libverbs", "-lpthread")

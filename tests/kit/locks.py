@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from helpers import DEADLINE_S
-
 import ndpy
+from kit.helpers import DEADLINE_S
 
 
 def _locks_of(adapter: ndpy.Adapter) -> list[Any]:

@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from deadlines import PATIENCE, load
-
 import ndpy
+from kit.deadlines import PATIENCE, load
 
 _LOOK_S = 1.0
 #: How many completions are shown from each end.

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
-import remote
-from deadlines import DEADLINE_S as DEADLINE_S
-from defects import has_quirk, skip_where
 
 import ndpy
 import ndpy.ndk
+from kit import remote
+from kit.deadlines import DEADLINE_S as DEADLINE_S
+from kit.defects import has_quirk, skip_where
 from ndpy import Access, Operation, Status
 from ndpy.platforms.verbs import softverbs
 from ndpy.vocabulary.quirks import Quirk
@@ -217,7 +217,7 @@ def fill(region: ndpy.MemoryRegion, data: bytes, offset: int = 0) -> None:
     host = remote.host_of(region)
     if host is not None:
         # `region.buffer` is a copy here.
-        host.call("helpers:fill", region, data, offset)
+        host.call("kit.helpers:fill", region, data, offset)
         return
     memoryview(region.buffer)[offset : offset + len(data)] = data
 

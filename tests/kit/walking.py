@@ -12,9 +12,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from deadlines import DEADLINE_S as DEADLINE_S
-
 import ndpy
+from kit.deadlines import DEADLINE_S as DEADLINE_S
 
 # Another thread gets this much time for its work. A lock of the stopped thread may be in its way.
 GRACE_S = 0.01

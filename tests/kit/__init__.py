@@ -1,0 +1,1 @@
+"""What the tests share. tests/ is on their path."""
