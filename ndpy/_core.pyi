@@ -1,9 +1,8 @@
 """Built from cdefs/core."""
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NoReturn, SupportsIndex, final
+from typing import Any, NoReturn, SupportsIndex, TypeVar, final
 from weakref import ref
 
 from typing_extensions import Self
@@ -20,11 +19,13 @@ from ndpy.objects.memory import MemoryRegion as PublicRegion
 from ndpy.objects.memory import RemoteMemory as PublicRemoteMemory
 from ndpy.objects.queue_pair import QueuePair
 from ndpy.objects.resource import Orphans as PublicOrphans
-from ndpy.objects.resource import Resource
+from ndpy.objects.resource import Resource as PublicResource
 from ndpy.objects.shared_receive_queue import SharedReceiveQueue
 from ndpy.objects.xrc import XrcDestination
 from ndpy.vocabulary.datagram import DatagramSource
 from ndpy.vocabulary.flags import Access, FlushKind, Operation, Status
+
+T = TypeVar("T")
 
 def is_main_interpreter() -> bool:
     """Whether the caller is no sub-interpreter."""
@@ -33,6 +34,29 @@ class Uncopied:
     """What can be neither copied nor pickled, because it owns something, or refers to what somebody owns."""
 
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn: ...
+
+class Resource(Uncopied):
+    """The life of an object that has close()."""
+
+    _adapter: PublicAdapter
+    _defunct: Callable[[], errors.NdpyError] | None
+    _owner: Any
+    _serial: int
+    @property
+    def _lifetime(self) -> RLock: ...
+    @property
+    def closed(self) -> bool:
+        """Whether it has been released."""
+    def close(self) -> None:
+        """Release it. Harmless when repeated.
+
+        Raises:
+            DeviceBusyError: other objects use it. Nothing has changed.
+        """
+    def _opened(self) -> None: ...
+    def _mark_still_open(self) -> None: ...
+    def _mark_closed(self) -> None: ...
+    def _inherit(self) -> None: ...
 
 def seconds(value: Any, name: str, /) -> float:
     """Read how long something lasts.
@@ -50,6 +74,9 @@ def timeout(value: Any, name: str = "timeout_s", /) -> float | None:
 
 def keep_for_ever(object: object, /) -> None:
     """Never free an object. For memory that is registered when the interpreter ends: the adapter may use it until the process has gone."""
+
+def next_serial() -> int:
+    """Return a number that no other object has, in ascending order."""
 
 def slice_bounds(key: slice, length: int, what: str, /) -> tuple[int, int]:
     """The (offset, length) of a slice of `length` bytes. Raises ElementRangeError unless it is inside; `what` names it."""
@@ -82,23 +109,11 @@ class RemoteMemory:
     @property
     def _sliced_from(self) -> Self | None: ...
 
-def set_up_regions(
-    local_write: Access, serial_numbers: Iterator[int], closed_error: Callable[[int, int], errors.NdpyError], /
-) -> None:
-    """Give Access.LOCAL_WRITE, the serial numbers of objects, and what makes the exception for a closed region from its
-    address and length.
-    """
-
-class MemoryRegion(Uncopied):
+class MemoryRegion(Resource):
     """The part of a region that slicing, posting, registering and closing need."""
 
-    _adapter: PublicAdapter
-    _defunct: Callable[[], errors.NdpyError] | None
-    _owner: Any
     _handle: int
-    _released: bool
     _writable: bool
-    _lifetime: RLock
     buffer: Any
     address: int
     length: int
@@ -108,23 +123,15 @@ class MemoryRegion(Uncopied):
     @property
     def _bindings(self) -> set[ref[Binding]]: ...
     def __getitem__(self, key: slice, /) -> Sge: ...
-    def close(self) -> None:
-        """Release it. Harmless when repeated.
 
-        Raises:
-            DeviceBusyError: a window is bound to the region. Nothing has changed.
-        """
-    def _opened(self) -> None: ...
-    def _mark_closed(self) -> None: ...
+class Adapter(Resource):
+    """What making and closing its objects touch of an adapter."""
 
-class Adapter(Uncopied):
-    """What registering touches of an adapter."""
-
-    _defunct: Callable[[], errors.NdpyError] | None
     _orphans: PublicOrphans
     _closing: bool
+    _device: PublicAdapter
     @property
-    def _has_regions(self) -> bool: ...
+    def _is_used(self) -> bool: ...
     def register(
         self, buffer: Any, access: Access = Access.LOCAL_WRITE, *, timeout_s: float | None = None
     ) -> PublicRegion:
@@ -148,7 +155,12 @@ class Adapter(Uncopied):
             TimeoutError: the deadline passed.
         Source: IND2MemoryRegion::Register (contract D.2); INDAdapter::RegisterMemory (contract I.2); ibv_reg_mr(3).
         """
-    def _open_regions(self) -> list[PublicRegion]: ...
+    def _make(self, kind: Callable[..., T], /, *arguments: Any) -> T:
+        """Call kind(self, *arguments). The adapter stays open meanwhile. Raises ClosedError after close() began."""
+    def _own_children(self) -> list[PublicResource]:
+        """The open objects that were made from this adapter. Other threads do not change this list."""
+    def _own_child(self, serial: int, /) -> PublicResource | None:
+        """The one of them with this number, or None."""
     def _attach_registrar(
         self,
         registrar: int,
@@ -162,8 +174,7 @@ class Adapter(Uncopied):
 class Orphans(Uncopied):
     """What tells whether an object was dropped without close()."""
 
-    _dropped: deque[Resource]
-    _is_closing: bool
+    may_have_some: bool
 
 class RLock(Uncopied):
     """A lock as threading.RLock, which C code can take too."""
@@ -398,11 +409,9 @@ class Batch(Uncopied):
         self, first: int, /
     ) -> list[tuple[int, Any, PublicRemoteMemory | None, int, int, tuple[int, int, int], PublicDestination | None]]: ...
 
-class WorkQueues(Uncopied):
+class WorkQueues(Resource):
     """The part of a queue pair that posts."""
 
-    _adapter: PublicAdapter
-    _defunct: Callable[[], errors.NdpyError] | None
     _lock: Lock
     srq: SharedReceiveQueue | None
     _ended: bool
@@ -619,10 +628,9 @@ class CompletionArray(Uncopied):
     def __len__(self) -> int: ...
     def __getitem__(self, place: int, /) -> Completion: ...
 
-class CompletionQueue(Uncopied):
+class CompletionQueue(Resource):
     """The part of a completion queue that takes completions."""
 
-    _defunct: Callable[[], errors.NdpyError] | None
     _failure: Callable[[], errors.NdpyError] | None
     _lock: Lock
     depth: int
@@ -716,11 +724,9 @@ class KnownBuffer(Uncopied):
     @property
     def entry(self) -> Any: ...
 
-class Destination(Uncopied):
+class Destination(Resource):
     """The part of a destination that requests refer to."""
 
-    _adapter: PublicAdapter
-    _defunct: Callable[[], errors.NdpyError] | None
     _words: tuple[int, int]
 
 def read_pieces(queue: SharedReceiveQueue, largest_token: int, elements: list[Any], out: int, /) -> int:
@@ -728,7 +734,7 @@ def read_pieces(queue: SharedReceiveQueue, largest_token: int, elements: list[An
     Returns 0 or one of enum ndpy_refusal.
     """
 
-class LeaseFinder(Uncopied):
+class LeaseFinder(Resource):
     """The part of a cache that a hit needs. It calls _local() for a miss."""
 
     _known_buffers: dict[Any, Any]

@@ -130,8 +130,6 @@ static int queue_traverse(PyObject *object, visitproc visit, void *arg)
         stopped = visit_completions(self->filled, visit, arg);
     if (stopped)
         return stopped;
-    Py_VISIT(Py_TYPE(object));
-    Py_VISIT(self->defunct);
     Py_VISIT((PyObject *)self->lock);
     Py_VISIT(self->failure);
     Py_VISIT(self->posted);
@@ -144,14 +142,13 @@ static int queue_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->armed);
     Py_VISIT(self->pollers);
     Py_VISIT(self->left);
-    return 0;
+    return resource_traverse(object, visit, arg);
 }
 
 static int queue_clear(PyObject *object)
 {
     CompletionQueue *self = (CompletionQueue *)object;
 
-    Py_CLEAR(self->defunct);
     Py_CLEAR(self->lock);
     Py_CLEAR(self->failure);
     Py_CLEAR(self->posted);
@@ -164,19 +161,19 @@ static int queue_clear(PyObject *object)
     Py_CLEAR(self->armed);
     Py_CLEAR(self->pollers);
     Py_CLEAR(self->left);
-    return 0;
+    return resource_clear(object);
 }
 
 static void queue_dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
     queue_clear(self);
-    free_object(self);
+    resource_dealloc(self);
 }
 
 static PyObject *queue_new(PyTypeObject *type, PyObject *Py_UNUSED(arguments), PyObject *Py_UNUSED(keywords))
 {
-    CompletionQueue *self = (CompletionQueue *)PyType_GenericAlloc(type, 0);
+    CompletionQueue *self = (CompletionQueue *)resource_new(type, NULL, NULL);
 
     if (self)
         self->posted = PyDict_New();
@@ -301,5 +298,5 @@ int add_completion_queues(PyObject *module)
 {
     if (prepare_polling() < 0 || prepare_polling_arrays() < 0)
         return -1;
-    return add_type(module, &queue_spec) ? 0 : -1;
+    return add_resource_type(module, &queue_spec) ? 0 : -1;
 }

@@ -141,31 +141,131 @@ extern PyTypeObject *export_type;
 
 /* Exports a buffer whose bytes lie one after the other, in the order of its elements. Returns NULL with an error. */
 Export *export_new(PyObject *object);
-/* Returns 1 with the memory of a memoryview. 0 if it is not writable, or if plain_view() of ndpy/objects/memory.py has to judge
- * it. */
+/* Returns 1 with the memory of a memoryview. 0 if it is not writable, or if plain_view() of ndpy/objects/memory.py has
+ * to judge it. */
 int plain_memory(PyObject *view, void **address, Py_ssize_t *length);
+
+/* ---- resource.c ---- */
+
+/* A place in a circle of open objects. Both are NULL outside of a circle. */
+struct link {
+    struct link *next;
+    struct link *previous;
+};
+
+/* The states of an object's life. See resource.c. */
+enum life { NEW, OPEN, CLOSING, CLOSED, INHERITED };
+
+/* How an object begins that requests refer to. adapter: whose it is. defunct: None while it can be used. */
+#define USABLE_HEAD                  \
+    PyObject_HEAD PyObject *adapter; \
+    PyObject *SHARED defunct;
+
+#ifdef Py_GIL_DISABLED
+#define WEAK PyObject *weak;
+#else
+#define WEAK
+#endif
+
+/* How an object begins that has close(). owner: keeps memory in place that the adapter may use while it is open. life:
+   one of enum life. link: its place in the adapter's circle. lifetime: the lock of close(), made when it is needed.
+   weak: a weak reference to it, by which other threads find it in the circle, where it stays while it is freed. */
+#define RESOURCE_HEAD          \
+    USABLE_HEAD                \
+    PyObject *SHARED owner;    \
+    SHARED char life;          \
+    struct link link;          \
+    RLock *lifetime;           \
+    unsigned long long serial; \
+    WEAK
+
+typedef struct {
+    USABLE_HEAD
+} Usable;
+
+typedef struct {
+    RESOURCE_HEAD
+} Resource;
+
+/* may_have_some: whether an object may wait that was dropped without close(). */
+typedef struct {
+    PyObject_HEAD SHARED char may_have_some;
+} Orphans;
+
+extern PyTypeObject *resource_type, *orphans_type;
+/* ndpy.errors.ClosedError. */
+extern PyObject *closed_error;
+/* Guards the circles of open objects, and the counts of those that are being made. */
+#ifdef Py_GIL_DISABLED
+extern PyMutex circle_mutex;
+#endif
+
+/* Makes an object that is not open. Returns NULL with an error. */
+PyObject *resource_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords);
+/* What a type that extends the one of resources calls in functions of its own. */
+int resource_traverse(PyObject *self, visitproc visit, void *arg);
+int resource_clear(PyObject *self);
+void resource_dealloc(PyObject *self);
+/* The getter of _defunct. A type may have a setter of its own. */
+PyObject *get_defunct(PyObject *self, void *none);
+/* As add_type(), for such a type. */
+PyTypeObject *add_resource_type(PyObject *module, PyType_Spec *spec);
+
+/* The provider's object exists now. Runs no Python code. */
+void resource_open(Resource *self);
+void link_out(struct link *link);
+/* Gives the caller's reference to a field of an object. */
+void replace(PyObject *object, PyObject * SHARED * field, PyObject *reference);
+/* Returns a new reference to an object in a circle, or NULL without an error if it is being freed. Called with
+ * circle_mutex. */
+PyObject *find_resource(struct link *link);
+
+/* ---- adapters.c ---- */
+
+enum { PLAIN_RIGHTS = 16 };
+
+/* children: the first link of a circle of the open objects that were made from it. making: how many are being made.
+   device: NULL, or of a protection domain the adapter that it was made from. registrar: how regions.c registers; NULL
+   if it cannot. rights: the provider's, for every ndpy.Access below PLAIN_RIGHTS. */
+typedef struct {
+    RESOURCE_HEAD
+    PyObject *device;
+    PyObject *orphans;
+    PyObject *region_class;
+    const struct ndpy_registrar *registrar;
+    void *domain;
+    unsigned long long longest;
+    uint32_t rights[PLAIN_RIGHTS];
+    struct link children;
+    Py_ssize_t making;
+} Adapter;
+
+extern PyTypeObject *adapter_type;
+
+/* Counts an object that is being made, which keeps the adapter open. Returns whether the adapter makes any. */
+int begin_making(Adapter *adapter);
+void end_making(Adapter *adapter);
 
 /* ---- guarded.c ---- */
 
-/* How an object begins whose native object a lock guards. defunct: None while the object can be used. native: the
-   provider's, from attach() to detach(). is_ready: the object can be used, and has a lock and a native object. */
-#define GUARDED_HEAD                        \
-    PyObject_HEAD PyObject *SHARED defunct; \
-    Lock *SHARED lock;                      \
-    void *SHARED native;                    \
+/* How an object begins whose native object a lock guards. native: the provider's, from attach() to detach(). is_ready:
+   the object can be used, and has a lock and a native object. */
+#define GUARDED_HEAD     \
+    RESOURCE_HEAD        \
+    Lock *SHARED lock;   \
+    void *SHARED native; \
     SHARED char is_ready;
 
 typedef struct {
     GUARDED_HEAD
 } Guarded;
 
-PyObject *guarded_get_defunct(PyObject *self, void *none);
 int guarded_set_defunct(PyObject *self, PyObject *value, void *none);
 PyObject *guarded_get_lock(PyObject *self, void *none);
 int guarded_set_lock(PyObject *self, PyObject *value, void *none);
 
 #define GUARDED_PROPERTIES                                                             \
-    {"_defunct", guarded_get_defunct, guarded_set_defunct, NULL, NULL},                \
+    {"_defunct", get_defunct, guarded_set_defunct, NULL, NULL},                        \
     {                                                                                  \
         "_lock", guarded_get_lock, guarded_set_lock, "Guards the native object.", NULL \
     }
@@ -183,50 +283,7 @@ HOT int guarded_enter(Guarded *self)
     return HAS_GIL && self->is_ready && lock_take(self->lock) ? 0 : guarded_wait(self);
 }
 
-/* ---- resource.c ---- */
-
-/* A place in a circle of open regions. Both are NULL outside of a circle. */
-struct link {
-    struct link *next;
-    struct link *previous;
-};
-
-/* What was dropped without close(). dropped: a deque. */
-typedef struct {
-    PyObject_HEAD PyObject *dropped;
-    SHARED char is_closing;
-} Orphans;
-
-enum { PLAIN_RIGHTS = 16 };
-
-/* defunct: None while the adapter can be used. regions: the first link of a circle of those that are open. registering:
-   how many registrations of regions.c are under way. registrar: how regions.c registers; NULL if it cannot. rights: the
-   provider's, for every ndpy.Access below PLAIN_RIGHTS. */
-typedef struct {
-    PyObject_HEAD PyObject *SHARED defunct;
-    PyObject *orphans;
-    PyObject *region_class;
-    const struct ndpy_registrar *registrar;
-    void *domain;
-    unsigned long long longest;
-    uint32_t rights[PLAIN_RIGHTS];
-    struct link regions;
-    Py_ssize_t registering;
-    SHARED char closing;
-} Adapter;
-
-extern PyTypeObject *orphans_type, *adapter_type;
-
 /* ---- references.c ---- */
-
-/* How an object begins that requests refer to. adapter: whose it is. defunct: None while it can be used. */
-#define USABLE_HEAD                  \
-    PyObject_HEAD PyObject *adapter; \
-    PyObject *SHARED defunct;
-
-typedef struct {
-    USABLE_HEAD
-} Usable;
 
 /* Whether requests of an adapter's queues may refer to an object. Every way of posting asks this, with the lock of the
  * queue. */
@@ -237,7 +294,7 @@ HOT int may_refer_to(const PyObject *adapter, const Usable *used)
 
 /* Where datagrams go. operands: those of struct ndpy_remote. */
 typedef struct {
-    USABLE_HEAD
+    RESOURCE_HEAD
     unsigned long long operands[2];
 } Destination;
 
@@ -254,32 +311,28 @@ enum { RAISED = -1000, UNUSABLE = -1001 };
 
 /* ---- regions.c ---- */
 
-/* owner: keeps the memory in place until the region is closed. writable:
-   whether the adapter may write to it. handle: the provider's object. bindings: a set, or NULL for none. lifetime: the
-   lock of close(), made when it is needed. serial: 0 until somebody asks. released: not open, or closed. weak: a weak
-   reference to the region, by which other threads find it in the circle, where it stays while it is freed. */
+/* owner: an export of the buffer. writable: whether the adapter may write to it. handle: the provider's object.
+   bindings: a set, or NULL for none. */
 typedef struct {
-    USABLE_HEAD
-    PyObject *SHARED owner;
+    RESOURCE_HEAD
     unsigned long long address;
     unsigned long long length;
     unsigned long long local_token;
     SHARED char writable;
-    SHARED char released;
-    struct link link;
-#ifdef Py_GIL_DISABLED
-    PyObject *weak;
-#endif
     PyObject *buffer;
     PyObject *access;
     PyObject *bindings;
-    RLock *lifetime;
     unsigned long long handle;
     unsigned long long remote_token;
-    unsigned long long serial;
 } Region;
 
 extern PyTypeObject *region_type;
+
+/* The method register() of adapters. */
+PyObject *adapter_register(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords);
+extern const char register_doc[];
+/* Closes a region without Python, with its lock. Returns whether: Python has to do it otherwise. */
+int region_deregister(Region *region);
 
 /* A piece of memory that a request uses, as the program gave it. region: borrowed. */
 struct piece {
@@ -491,6 +544,7 @@ int add_completion_queues(PyObject *module);
 int add_exports(PyObject *module);
 int add_leases(PyObject *module);
 int add_resources(PyObject *module);
+int add_adapters(PyObject *module);
 int add_regions(PyObject *module);
 
 #endif

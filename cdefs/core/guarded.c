@@ -47,16 +47,6 @@ int guarded_wait(Guarded *self)
 
 /* ---- fields ---- */
 
-PyObject *guarded_get_defunct(PyObject *self, void *Py_UNUSED(none))
-{
-    PyObject *defunct;
-
-    BEGIN_SECTION(self)
-    defunct = Py_XNewRef(((Guarded *)self)->defunct);
-    END_SECTION()
-    return defunct ? defunct : Py_NewRef(Py_None);
-}
-
 int guarded_set_defunct(PyObject *self, PyObject *value, void *Py_UNUSED(none))
 {
     PyObject *former;

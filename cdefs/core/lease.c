@@ -26,11 +26,9 @@ typedef struct {
 
 /* The part of a cache that a hit needs. */
 typedef struct {
-    PyObject_HEAD
-        /* A dict of KnownBuffer. A key is the buffer's identity, (address, length), or ((address, length), True) if
-           raw. */
-        PyObject *known_buffers;
-    PyObject *SHARED defunct; /* None while the cache is open */
+    RESOURCE_HEAD
+    /* A dict of KnownBuffer. A key is the buffer's identity, (address, length), or ((address, length), True) if raw. */
+    PyObject *known_buffers;
     long long uses;
     long long hits;
     SHARED char over_bounds; /* whether more is registered than the bounds allow */
@@ -51,7 +49,6 @@ enum { LOCAL_WRITE = 1 };
 static PyTypeObject *entry_base_type, *known_base_type, *cache_base_type, *lease_type;
 /* The classes of ndpy/cache, once an object of them was seen. */
 static PyTypeObject *usual_known_type, *usual_cache_type;
-static PyObject *closed_error;
 static struct spares spare_leases;
 /* Guards `uses`, `cached` and `used` of all entries, and the counts of all caches. */
 MUTEX(uses_mutex)
@@ -463,53 +460,31 @@ static PyObject *cache_next_use(PyObject *self, PyObject *Py_UNUSED(none))
 
 static int cache_traverse(PyObject *self, visitproc visit, void *arg)
 {
-    Py_VISIT(Py_TYPE(self));
     Py_VISIT(((Cache *)self)->known_buffers);
-    Py_VISIT(((Cache *)self)->defunct);
-    return 0;
+    return resource_traverse(self, visit, arg);
 }
 
 static int cache_clear(PyObject *self)
 {
     Py_CLEAR(((Cache *)self)->known_buffers);
-    Py_CLEAR(((Cache *)self)->defunct);
-    return 0;
+    return resource_clear(self);
 }
 
 static void cache_dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
     cache_clear(self);
-    free_object(self);
-}
-
-static PyObject *cache_over_bounds(PyObject *self, void *Py_UNUSED(none))
-{
-    return PyBool_FromLong(((Cache *)self)->over_bounds);
-}
-
-static int cache_set_over_bounds(PyObject *self, PyObject *value, void *Py_UNUSED(none))
-{
-    int over_bounds = value ? PyObject_IsTrue(value) : -1;
-
-    if (over_bounds < 0) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_AttributeError, "_over_bounds cannot be deleted");
-        return -1;
-    }
-    ((Cache *)self)->over_bounds = (char)over_bounds;
-    return 0;
+    resource_dealloc(self);
 }
 
 static PyMemberDef cache_members[] = {
     {"_known_buffers", T_OBJECT_EX, offsetof(Cache, known_buffers), 0, NULL},
-    {"_defunct", T_OBJECT, offsetof(Cache, defunct), 0, NULL},
     {"_hits", T_LONGLONG, offsetof(Cache, hits), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyGetSetDef cache_properties[] = {
-    {"_over_bounds", cache_over_bounds, cache_set_over_bounds, NULL, NULL},
+    FLAG("_over_bounds", Cache, over_bounds, NULL),
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -713,7 +688,7 @@ static void lease_finalize(PyObject *self)
     if (!is_used(lease))
         return;
     PyErr_Fetch(&type, &value, &traceback);
-    nothing = PyObject_CallMethod(lease->cache ? lease->cache : Py_None, "_on_dropped", "O", self);
+    nothing = PyObject_CallMethod(lease->cache ? lease->cache : Py_None, "_on_lease_dropped", "O", self);
     if (nothing) {
         Py_DECREF(nothing);
     } else {
@@ -843,13 +818,6 @@ static PyMethodDef functions[] = {
 int add_leases(PyObject *module)
 {
     static const char *const names[ARGUMENTS] = {"buffer", "access", "queue_pair", "raw"};
-    PyObject *errors = PyImport_ImportModule("ndpy.errors");
-
-    closed_error = errors ? PyObject_GetAttrString(errors, "ClosedError") : NULL;
-    Py_XDECREF(errors);
-    if (!closed_error)
-        return -1;
-
     for (int which = 0; which < ARGUMENTS; which++) {
         argument_names[which] = interned(names[which]);
         if (!argument_names[which])
@@ -859,7 +827,7 @@ int add_leases(PyObject *module)
         return -1;
     entry_base_type = add_type(module, &entry_spec);
     known_base_type = add_type(module, &known_spec);
-    cache_base_type = add_type(module, &cache_spec);
+    cache_base_type = add_resource_type(module, &cache_spec);
     lease_type = add_type(module, &lease_spec);
     return entry_base_type && known_base_type && cache_base_type && lease_type ? 0 : -1;
 }

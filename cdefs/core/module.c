@@ -101,6 +101,11 @@ PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
     return add_type_on(module, spec, uncopied_type);
 }
 
+PyTypeObject *add_resource_type(PyObject *module, PyType_Spec *spec)
+{
+    return add_type_on(module, spec, resource_type);
+}
+
 PyTypeObject *add_value_type(PyObject *module, PyType_Spec *spec)
 {
     return add_type_on(module, spec, NULL);
@@ -207,10 +212,9 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                         NULL};
 
 static int (*const parts[])(PyObject *module) = {
-    add_uncopied,    add_locks,       add_timeouts,          add_memory,
-    add_references,  add_records,     add_batches,           add_completion_arrays,
-    add_completions, add_work_queues, add_completion_queues, add_exports,
-    add_leases,      add_resources,   add_regions,
+    add_uncopied,          add_locks,   add_timeouts, add_resources,         add_adapters,    add_memory,
+    add_references,        add_records, add_batches,  add_completion_arrays, add_completions, add_work_queues,
+    add_completion_queues, add_exports, add_leases,   add_regions,
 };
 
 static PyObject *first_module;

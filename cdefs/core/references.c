@@ -104,16 +104,6 @@ static int destination_set_words(PyObject *self, PyObject *value, void *Py_UNUSE
     return 0;
 }
 
-static PyObject *get_defunct(PyObject *self, void *Py_UNUSED(none))
-{
-    PyObject *defunct;
-
-    BEGIN_SECTION(self)
-    defunct = Py_XNewRef(((Usable *)self)->defunct);
-    END_SECTION()
-    return defunct ? defunct : Py_NewRef(Py_None);
-}
-
 static int set_defunct(PyObject *self, PyObject *value, void *Py_UNUSED(none))
 {
     PyObject *former;
@@ -128,33 +118,6 @@ static int set_defunct(PyObject *self, PyObject *value, void *Py_UNUSED(none))
     return 0;
 }
 
-static int destination_traverse(PyObject *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(((Usable *)self)->adapter);
-    Py_VISIT(((Usable *)self)->defunct);
-    return 0;
-}
-
-static int destination_clear(PyObject *self)
-{
-    Py_CLEAR(((Usable *)self)->adapter);
-    Py_CLEAR(((Usable *)self)->defunct);
-    return 0;
-}
-
-static void destination_dealloc(PyObject *self)
-{
-    PyObject_GC_UnTrack(self);
-    destination_clear(self);
-    free_object(self);
-}
-
-static PyMemberDef destination_members[] = {
-    {"_adapter", T_OBJECT_EX, offsetof(Destination, adapter), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
 static PyGetSetDef destination_properties[] = {
     {"_defunct", get_defunct, set_defunct, NULL, NULL},
     {"_words", destination_words, destination_set_words, "The operands of a request. See struct ndpy_remote.", NULL},
@@ -163,11 +126,9 @@ static PyGetSetDef destination_properties[] = {
 
 static PyType_Slot destination_slots[] = {
     {Py_tp_doc, "The part of a destination that requests refer to."},
-    {Py_tp_new, PyType_GenericNew},
-    {Py_tp_traverse, destination_traverse},
-    {Py_tp_clear, destination_clear},
-    {Py_tp_dealloc, destination_dealloc},
-    {Py_tp_members, destination_members},
+    {Py_tp_traverse, resource_traverse},
+    {Py_tp_clear, resource_clear},
+    {Py_tp_dealloc, resource_dealloc},
     {Py_tp_getset, destination_properties},
     {0, NULL},
 };
@@ -189,6 +150,6 @@ static PyMethodDef functions[] = {
 
 int add_references(PyObject *module)
 {
-    destination_type = add_type(module, &destination_spec);
+    destination_type = add_resource_type(module, &destination_spec);
     return destination_type ? PyModule_AddFunctions(module, functions) : -1;
 }

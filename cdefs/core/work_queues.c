@@ -1,5 +1,5 @@
-/* Posting: the base of ndpy/objects/work_queues.py. One element of a region is posted here from end to end. Everything else,
- * such as several elements, bytes sent inline, and refusals, goes by way of Python.
+/* Posting: the base of ndpy/objects/work_queues.py. One element of a region is posted here from end to end. Everything
+ * else, such as several elements, bytes sent inline, and refusals, goes by way of Python.
  *
  * A post holds the interpreter's lock and the queue pair's lock during the provider's call. So no other thread can
  * close the region, or end the queue pair, in the middle.
@@ -14,7 +14,6 @@ enum { STACK_ELEMENTS = 16 };
    cancelled. sinks_must_be_writable: the provider itself would write to every region. */
 typedef struct {
     GUARDED_HEAD
-    PyObject *adapter;
     PyObject *srq;
     PyObject *initiator; /* Records */
     PyObject *receive;   /* Records */
@@ -861,39 +860,33 @@ static int queues_traverse(PyObject *self, visitproc visit, void *arg)
 {
     WorkQueues *queues = (WorkQueues *)self;
 
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(queues->adapter);
-    Py_VISIT(queues->defunct);
     Py_VISIT((PyObject *)queues->lock);
     Py_VISIT(queues->srq);
     Py_VISIT(queues->initiator);
     Py_VISIT(queues->receive);
-    return 0;
+    return resource_traverse(self, visit, arg);
 }
 
 static int queues_clear(PyObject *self)
 {
     WorkQueues *queues = (WorkQueues *)self;
 
-    Py_CLEAR(queues->adapter);
-    Py_CLEAR(queues->defunct);
     Py_CLEAR(queues->lock);
     Py_CLEAR(queues->srq);
     Py_CLEAR(queues->initiator);
     Py_CLEAR(queues->receive);
     forget_lists(queues);
-    return 0;
+    return resource_clear(self);
 }
 
 static void queues_dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
     queues_clear(self);
-    free_object(self);
+    resource_dealloc(self);
 }
 
 static PyMemberDef queues_members[] = {
-    {"_adapter", T_OBJECT_EX, offsetof(WorkQueues, adapter), 0, NULL},
     {"srq", T_OBJECT, offsetof(WorkQueues, srq), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
@@ -1061,7 +1054,6 @@ static PyMethodDef queues_methods[] = {
 
 static PyType_Slot queues_slots[] = {
     {Py_tp_doc, "The part of a queue pair that posts."},
-    {Py_tp_new, PyType_GenericNew},
     {Py_tp_traverse, queues_traverse},
     {Py_tp_clear, queues_clear},
     {Py_tp_dealloc, queues_dealloc},
@@ -1114,5 +1106,5 @@ int add_work_queues(PyObject *module)
         names_of_atomic_write[which + 2] = names_of_flush_memory[which + 3] = names_with_remote[which + CONTEXT];
     if (!names_of_atomic_write[1] || !names_of_flush_memory[1] || !names_of_flush_memory[2])
         return -1;
-    return add_type(module, &queues_spec) ? 0 : -1;
+    return add_resource_type(module, &queues_spec) ? 0 : -1;
 }

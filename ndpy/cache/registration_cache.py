@@ -500,7 +500,7 @@ class RegistrationCache(_core.LeaseFinder, Resource):
 
     def _revoke(self, grant: Grant) -> None:
         """Take a peer's right away, and end its use of the entry. If another thread is doing that, wait for it."""
-        if self._released:
+        if self.closed:
             # This is a forked child, and the right is the parent's.
             return
         with self._changed:
@@ -539,7 +539,7 @@ class RegistrationCache(_core.LeaseFinder, Resource):
 
     def _on_released(self, entry: Entry) -> None:
         """A use has ended. The entry is not cached any more, or more is registered than the bounds allow."""
-        if self._released:
+        if self.closed:
             return
         with self._changed:
             doomed = [] if entry.cached or entry.uses else [entry]
@@ -575,7 +575,7 @@ class RegistrationCache(_core.LeaseFinder, Resource):
         return self._detach(doomed)
 
     # By the interpreter's end the names of a module may have gone.
-    def _on_dropped(
+    def _on_lease_dropped(
         self,
         lease: Lease,
         interpreter_ends: Callable[[], bool] = sys.is_finalizing,
@@ -740,7 +740,7 @@ class RegistrationCache(_core.LeaseFinder, Resource):
 
     def _on_queue_pair_closing(self, queue_pair: QueuePair) -> None:
         """Drop the entries and windows of a connection, before it is closed and when it has ended (contract K.1.9)."""
-        if self._released:
+        if self.closed:
             return
         with self._changed:
             grants = [grant for entry in self._entries for grant in entry.grants if grant.queue_pair is queue_pair]

@@ -11,8 +11,6 @@ import operator
 import os
 import threading
 import time
-import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -30,7 +28,7 @@ from ndpy.objects.memory import MemoryRegion, MemoryWindow, buffer_range, is_wri
 from ndpy.objects.native_steps import AdapterSteps
 from ndpy.objects.pending import Pending, wait_or_cancel
 from ndpy.objects.queue_pair import QueuePair
-from ndpy.objects.resource import Orphans, Resource, _serials, busy, prevent_close
+from ndpy.objects.resource import Orphans, Resource, busy, prevent_close
 from ndpy.objects.shared_receive_queue import SharedReceiveQueue
 from ndpy.objects.timeouts import timeout
 from ndpy.objects.work_queues import QueuePairLimits
@@ -139,17 +137,11 @@ class Adapter(_core.Adapter, Resource, AdapterSteps):
         self.info = info
         #: The quirks of its driver and transport.
         self._quirks = quirks.quirks_of(info)
-        #: Serial numbers of open objects except regions, and of calls that make objects. The collector clears weak
-        #: references before it calls finalizers. So an object that is about to be adopted is only in here.
-        self._open: set[int] = set()
-        self._children: weakref.WeakValueDictionary[int, Resource] = weakref.WeakValueDictionary()
         #: Objects that the program dropped. The adapter's thread holds them too, so that it closes even the adapter
         #: itself after the program drops it.
         self._orphans = Orphans()
         #: Its protection domains besides the first one.
         self._domains: SharedWeakSet[ProtectionDomain] = SharedWeakSet()
-        #: Set by close(). From then on no object can be made.
-        self._closing = False
         super().__init__(self)
         try:
             self._native_open()
@@ -159,14 +151,9 @@ class Adapter(_core.Adapter, Resource, AdapterSteps):
         self._opened()
 
     def _opened(self) -> None:
-        self._released = False
+        super()._opened()
         renew_in_child(self)
         _open_adapters.add(self)
-
-    @property
-    def _device(self) -> Adapter:
-        """The adapter itself. Of a protection domain, the adapter that it was made from."""
-        return self
 
     def _register_in_python(self, buffer: Any, access: Access, timeout_s: float | None) -> MemoryRegion:
         """What register() leaves to Python."""
@@ -648,19 +635,6 @@ class Adapter(_core.Adapter, Resource, AdapterSteps):
         with prevent_close(queue_pair):
             return self._make(self._classes.datagram_listener, queue_pair, address, data)
 
-    def _make(self, kind: Callable[..., T], *arguments: Any) -> T:
-        """Call kind(self, *arguments). The adapter stays open meanwhile. Raises ClosedError after close() began."""
-        number = next(_serials)
-        try:
-            # close() sets _closing before it looks for numbers. So one of the two sees the other.
-            self._open.add(number)
-            self._check()
-            if self._closing:
-                raise errors.ClosedError(f"{self._describe()} is being closed")
-            return kind(self, *arguments)
-        finally:
-            self._open.discard(number)
-
     def _limit(self, what: str, value: int, maximum: int, least: int = 1) -> None:
         if not least <= integer(value, what) <= maximum:
             raise errors.LimitExceededError(f"{what} is {least} to {maximum} on {self.info.name}, not {value}")
@@ -788,19 +762,14 @@ class Adapter(_core.Adapter, Resource, AdapterSteps):
             raise
         return connector
 
-    def _own_children(self) -> list[Resource]:
-        """The open objects that were made from this adapter. Other threads do not change this list."""
-        others = [child for reference in self._children.valuerefs() if (child := reference()) is not None]
-        return [*others, *self._open_regions()]
-
     def _open_children(self) -> list[Resource]:
         """The open objects that were made from this adapter and from its protection domains."""
         return [child for adapter in (self, *self._domains.members()) for child in adapter._own_children()]
 
     def _child(self, serial: int) -> Resource | None:
-        """The open object with this number, unless it is a region. It may belong to a protection domain."""
+        """The open object with this number. It may belong to a protection domain."""
         for adapter in (self, *self._domains.members()):
-            child = adapter._children.get(serial)
+            child = adapter._own_child(serial)
             if child is not None:
                 return child
         return None
@@ -823,7 +792,7 @@ class Adapter(_core.Adapter, Resource, AdapterSteps):
     def _users_left(self) -> list[str]:
         self._events.make_calls()
         self._orphans.close(again=True)
-        if not self._open and not self._has_regions:
+        if not self._is_used:
             return []
         # An adapter and its protection domains have the same orphans.
         orphans = [orphan for orphan in self._orphans.waiting() if self in (orphan._adapter, orphan._adapter._device)]
@@ -847,7 +816,7 @@ class Adapter(_core.Adapter, Resource, AdapterSteps):
             domain._defunct = domain._removed_error
         # Completion queues last: a poll that raises tells that posting is refused.
         for child in sorted(self._open_children(), key=lambda child: isinstance(child, CompletionQueue)):
-            if not child._released:
+            if not child.closed:
                 child._defunct = child._removed_error
         for child in self._open_children():
             child._on_removed()

@@ -374,7 +374,7 @@ class DatagramQueuePair(QueuePair, DatagramSteps):
     # ---- the end ----
 
     def _refuse_if_used(self) -> None:
-        users = [user._describe() for user in self._users.members() if not user._released]
+        users = [user._describe() for user in self._users.members() if not user.closed]
         if users:
             raise busy(self, users)
 

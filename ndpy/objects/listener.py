@@ -131,7 +131,7 @@ class Listener(Resource, ListenerSteps):
         if not pending.cancel() and pending.exception(0) is None:
             connector = pending.result(0)
             with self._lifetime:
-                taken = not self._released
+                taken = not self.closed
                 if taken:
                     while self._calls and not self._calls[0].succeed(connector):
                         self._calls.popleft()
@@ -165,7 +165,7 @@ class Listener(Resource, ListenerSteps):
     def _on_request(self, connector: Connector) -> None:
         """A request has come: give it to the oldest call, queue it, or refuse it."""
         with self._lifetime:
-            taken = not self._released and self._give_or_queue(connector)
+            taken = not self.closed and self._give_or_queue(connector)
         if not taken:
             connector.close()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Union
 
 from ndpy import _core
@@ -13,7 +14,7 @@ from ndpy._core import Sge as Sge
 from ndpy.errors import AccessViolationError, ClosedError, InvalidBufferError, NdpyError, UnsupportedError
 from ndpy.objects.native_steps import RegionSteps, WindowSteps
 from ndpy.objects.pending import Pending
-from ndpy.objects.resource import Resource, Uncopied, _serials, busy
+from ndpy.objects.resource import Resource, Uncopied, busy
 from ndpy.objects.timeouts import timeout
 from ndpy.vocabulary.flags import Access, Capability
 
@@ -101,9 +102,6 @@ def _region_of(length: int, address: int) -> str:
 
 def _closed(address: int, length: int) -> ClosedError:
     return ClosedError(f"{_region_of(length, address)} is closed")
-
-
-_core.set_up_regions(Access.LOCAL_WRITE, _serials, _closed)
 
 
 class MemoryRegion(_core.MemoryRegion, Resource, RegionSteps):
@@ -195,7 +193,7 @@ class MemoryRegion(_core.MemoryRegion, Resource, RegionSteps):
             self._native_register()
             self._opened()
         except BaseException:
-            if self._released:
+            if self.closed:
                 self._release_memory()
             raise
 
@@ -258,7 +256,7 @@ class MemoryRegion(_core.MemoryRegion, Resource, RegionSteps):
                 pending.succeed(None)
 
         with self._lifetime:
-            if self._released:
+            if self.closed:
                 pending.succeed(None)
                 return pending
             self._refuse_if_used()
@@ -349,10 +347,9 @@ class MemoryRegion(_core.MemoryRegion, Resource, RegionSteps):
                 self._opened()
             self._mark_still_open()
 
-    # What close() leaves to Python.
-    _close_in_python = Resource.close
-    # The finalizer calls this for a region that was not closed.
-    _on_dropped = Resource.__del__
+    def _closed_maker(self) -> Callable[[], NdpyError]:
+        # Quicker than to make the text now.
+        return partial(_closed, self.address, self.length)
 
     def _on_exit(self) -> None:
         if isinstance(self.buffer, tuple) and not self._is_kept:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ndpy.objects.adapter import Adapter
+from ndpy.objects.resource import Resource
 
 
 class ProtectionDomain(Adapter):
@@ -25,35 +26,15 @@ class ProtectionDomain(Adapter):
     _release_order = 98
 
     def __init__(self, device: Adapter) -> None:
-        self.device = device
+        self.device = self._device = device
         super().__init__(device.info)
-
-    @property
-    def _device(self) -> Adapter:
-        return self.device
 
     def create_protection_domain(self) -> ProtectionDomain:
         return self.device.create_protection_domain()
 
     def _opened(self) -> None:
-        self._released = False
-        device = self.device
-        device._children[self._serial] = self
-        device._open.add(self._serial)
-        device._domains.add(self)
-        if device._defunct is not None:
-            self._defunct = device._defunct
-
-    def _mark_closed(self) -> None:
-        super()._mark_closed()
-        device = self.device
-        try:
-            device._children.pop(self._serial, None)
-        finally:
-            # Without this the adapter could never be closed.
-            device._open.discard(self._serial)
-        if device._orphans.may_have_some:
-            device._wake()
+        Resource._opened(self)
+        self.device._domains.add(self)
 
     def _describe(self) -> str:
         return f"ProtectionDomain of {self.info.name}"

@@ -111,7 +111,7 @@ class QueuePair(WorkQueues, QueuePairSteps):
             self._opened()
             self._inherit_failure()
         except BaseException:
-            if self._released:
+            if self.closed:
                 # Report the first failure.
                 with contextlib.suppress(errors.ProviderError):
                     self._native_destroy()

@@ -1,8 +1,8 @@
-"""The lifetime of objects that hold a provider's resource.
+"""What the objects have in common that hold a provider's resource. cdefs/core/resource.c has the table of their lives.
 
-close() releases the resource once, and does nothing when it is repeated. An object that is dropped without close() goes to
-its adapter, whose background thread closes it. A finalizer may run in any thread, with any lock held, so it calls no
-provider. Nor does the end of a block whose generator or coroutine is closed, because the garbage collector closes these too.
+An object that is dropped without close() goes to its adapter, whose background thread closes it. A finalizer may run in any
+thread, with any lock held, so it calls no provider. Nor does the end of a block whose generator or coroutine is closed, because
+the garbage collector closes these too.
 
 When the interpreter ends, nothing is closed, and memory that is still registered is never freed: until the process has gone, peers
 may write to it, and receives are posted to it. _on_exit() keeps it before the interpreter takes anything apart, because finalizers
@@ -14,26 +14,26 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import itertools
 import sys
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from operator import attrgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ndpy import _core
 from ndpy._core import Owned as Owned
 from ndpy._core import Uncopied as Uncopied
+from ndpy._core import next_serial as next_serial
 from ndpy.errors import ClosedError, DeviceBusyError, DeviceRemovedError, ForeignObjectError, NdpyError
 from ndpy.vocabulary.unraisable import report
 
 if TYPE_CHECKING:
     from ndpy.objects.adapter import Adapter
 
-_serials = itertools.count(1)
 R = TypeVar("R", bound="Resource")
 
 
@@ -73,76 +73,16 @@ class _Made(abc.ABCMeta):
             return super().__call__(*arguments, **named)
 
 
-class Resource(Uncopied, metaclass=_Made):
+class Resource(_core.Resource, metaclass=_Made):
     """Base of the public classes that have close()."""
 
-    _adapter: Adapter
     #: Orphans are closed in ascending order, so that users go before what they use.
     _release_order = 0
-    #: True until construction has succeeded, and after the release.
-    _released = True
     #: Whether it is an orphan that could not be closed, of which the program was warned.
     _close_failed = False
-    #: What keeps memory in place that the adapter may use while this is open.
-    _owner: Any = None
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
-        self._serial = next(_serials)
-        self._lifetime = _core.RLock()
-        #: None while it is usable. Then it makes the exception to raise.
-        self._defunct: Callable[[], NdpyError] | None = None
-
-    def _opened(self) -> None:
-        """The native resource exists now. The constructor calls this last."""
-        self._released = False
-        self._adapter._children[self._serial] = self
-        self._adapter._open.add(self._serial)
-        if self._adapter._defunct is not None:
-            self._defunct = self._adapter._defunct
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has been released."""
-        return self._released
-
-    def close(self) -> None:
-        """Release it. Harmless when repeated.
-
-        Raises:
-            DeviceBusyError: other objects use it. Nothing has changed.
-        """
-        if self._released:
-            return
-        with self._lifetime:
-            if self._released:
-                return
-            self._refuse_if_used()
-            self._release()
-            self._mark_closed()
-
-    def _mark_still_open(self) -> None:
-        """A close has failed. The object is as usable as before, unless the adapter has been removed."""
-        self._defunct = None
-        # Look at the adapter after that line: a removal marks the adapter before its objects.
-        if self._adapter._defunct is not None:
-            self._defunct = self._adapter._defunct
-
-    def _mark_closed(self) -> None:
-        """The native resource has gone."""
-        # Not a bound method: the cycle would keep a region's buffer until the garbage collector runs.
-        message = f"{self._describe()} is closed"
-        self._defunct = lambda: ClosedError(message)
-        self._released = True
-        adapter = self._adapter
-        try:
-            adapter._children.pop(self._serial, None)
-        finally:
-            # Without this the adapter could never be closed.
-            adapter._open.discard(self._serial)
-        if adapter is not self and adapter._orphans.may_have_some:
-            # An orphan may have waited for this object.
-            adapter._wake()
 
     def __enter__(self: R) -> R:
         self._check()
@@ -151,7 +91,7 @@ class Resource(Uncopied, metaclass=_Made):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if kind is GeneratorExit:
             # The garbage collector may be closing a generator or a coroutine that was dropped, which is a finalizer too.
-            if not self._released:
+            if not self.closed:
                 self._adapter._adopt(self)
             return
         try:
@@ -162,13 +102,12 @@ class Resource(Uncopied, metaclass=_Made):
                 raise
 
     # By the interpreter's end the names of a module may have gone, so the finalizer has its own.
-    def __del__(
+    def _on_dropped(
         self,
         interpreter_ends: Callable[[], bool] = sys.is_finalizing,
         keep_for_ever: Callable[[object], None] = _core.keep_for_ever,
     ) -> None:
-        if self._released:
-            return
+        """The finalizer of an open object calls this. If it raises, the memory stays for ever."""
         if interpreter_ends():
             keep_for_ever(self._owner)
             return
@@ -180,6 +119,11 @@ class Resource(Uncopied, metaclass=_Made):
     def _check(self) -> None:
         if self._defunct is not None:
             raise self._defunct()
+
+    def _closed_maker(self) -> Callable[[], NdpyError]:
+        """What makes the error for a use after close()."""
+        # Not a bound method: the cycle would keep a region's buffer until the garbage collector runs.
+        return partial(ClosedError, f"{self._describe()} is closed")
 
     def _closed_error(self) -> NdpyError:
         return ClosedError(f"{self._describe()} is closed")
@@ -198,10 +142,9 @@ class Resource(Uncopied, metaclass=_Made):
 
     def _on_forked(self) -> None:
         """In a forked child, nobody may use or free it. Renew the locks, and forget what is under way."""
-        self._lifetime = _core.RLock()
-        if not self._released:
+        if not self.closed:
             self._defunct = self._forked_error
-            self._released = True
+        self._inherit()
 
     def _on_exit(self) -> None:
         """The interpreter is about to end. See above."""
@@ -234,7 +177,7 @@ class Resource(Uncopied, metaclass=_Made):
         return type(self).__name__
 
     def __repr__(self) -> str:
-        return f"<{self._describe()}{' closed' if self._released else ''}>"
+        return f"<{self._describe()}{' closed' if self.closed else ''}>"
 
     def _refuse_if_used(self) -> None:
         """Raise DeviceBusyError while something depends on this."""
@@ -248,20 +191,16 @@ class Orphans(_core.Orphans):
     """Objects that were dropped without close(). They are closed in a thread that may call a provider."""
 
     def __init__(self) -> None:
-        self._dropped = deque()
+        self._dropped: deque[Resource] = deque()
         #: Those whose close() raised. A try may take long, so only the adapter's own close() tries again.
         self._failed: deque[Resource] = deque()
         self._closing_lock = threading.RLock()
         self._is_closing = False
 
-    @property
-    def may_have_some(self) -> bool:
-        """Whether some are left, or a thread that is closing them may leave some."""
-        return self._is_closing or bool(self._dropped)
-
     def add(self, orphan: Resource) -> None:
         """Add one. This takes no lock, since finalizers call it."""
         self._dropped.append(orphan)
+        self.may_have_some = True
 
     def waiting(self) -> list[Resource]:
         """Those that have not been closed."""
@@ -270,7 +209,7 @@ class Orphans(_core.Orphans):
     def take_all_in_child(self) -> list[Resource]:
         """Take out all of them, in a forked child. They are the parent's, and no thread of the child closes any."""
         self._closing_lock = threading.RLock()
-        self._is_closing = False
+        self._is_closing = self.may_have_some = False
         left = self.waiting()
         self._dropped.clear()
         self._failed.clear()
@@ -288,6 +227,7 @@ class Orphans(_core.Orphans):
         failures: list[str] = []
         with self._closing_lock:
             nested, self._is_closing = self._is_closing, True
+            self.may_have_some = True
             taken: list[Resource] = []
             try:
                 # At every step an orphan is in `taken` or in `source`: Ctrl-C may come between any two steps.
@@ -302,6 +242,11 @@ class Orphans(_core.Orphans):
             finally:
                 self._dropped.extend(taken)
                 self._is_closing = nested
+                if not nested and not self._dropped:
+                    self.may_have_some = False
+                    # A finalizer may have added one just before that.
+                    if self._dropped:
+                        self.may_have_some = True
         for message in failures:
             warnings.warn(message, ResourceWarning, stacklevel=2)
 

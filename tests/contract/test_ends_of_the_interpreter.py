@@ -65,7 +65,7 @@ def test_memory_that_a_daemon_thread_registers_during_the_end_is_kept_when_it_is
     kept: list[object] = []
     with cache.local(bytearray(64)) as lease:
         region._on_dropped(lambda: True, kept.append)
-        cache._on_dropped(lease, lambda: True, kept.append)
+        cache._on_lease_dropped(lease, lambda: True, kept.append)
         assert kept == [region._owner, lease._view]
 
 

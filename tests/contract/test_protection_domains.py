@@ -192,12 +192,12 @@ def test_a_dropped_domain_is_closed_with_its_objects(adapter):
     serial = domain._serial
     del domain
     gc.collect()
-    assert serial in device._open
+    assert device._is_used
     kept.clear()
 
     def is_gone():
         gc.collect()
-        return serial not in device._open
+        return device._own_child(serial) is None
 
     wait_until(is_gone, "the end of the domain")
     device.close()

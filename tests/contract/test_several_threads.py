@@ -193,7 +193,7 @@ def test_threads_slice_register_and_close_regions_of_one_adapter(adapter, keep):
     def work(number: int) -> None:
         for turn in range(count):
             with adapter.register(bytearray(64)) as region:
-                assert len(adapter._open_regions()) >= 1
+                assert len(adapter._own_children()) >= 1
                 element = region[turn % 8 : turn % 8 + 8]
                 assert (element.address - region.address, element.length) == (turn % 8, 8)
             element = shared[number * 8 : number * 8 + turn % 64]
@@ -201,7 +201,7 @@ def test_threads_slice_register_and_close_regions_of_one_adapter(adapter, keep):
             assert region._serial != shared._serial
 
     in_threads(THREADS, work, rounds(1000, 200))
-    assert adapter._open_regions() == [shared]
+    assert adapter._own_children() == [shared]
 
 
 def test_threads_close_one_region_while_others_send_its_bytes_inline(adapter, keep):

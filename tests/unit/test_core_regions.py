@@ -5,14 +5,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import signal
-import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -230,28 +228,33 @@ class Registrar(ctypes.Structure):
         return self.refusal
 
 
+class InPythonError(Exception):
+    """Python has to release the region."""
+
+
 class Region(_core.MemoryRegion):
     """A region without what Python has to do."""
 
     dropped = 0
 
-    def _close_in_python(self) -> str:
-        return "closed in Python"
+    def _closed_maker(self) -> Callable[[], ndpy.ClosedError]:
+        return partial(ndpy.ClosedError, f"MemoryRegion of {self.length} bytes at {self.address:#x} is closed")
+
+    def _refuse_if_used(self) -> None:
+        pass
+
+    def _release(self) -> None:
+        raise InPythonError
 
     def _on_dropped(self) -> None:
         type(self).dropped += 1
-
-
-class Orphans(_core.Orphans):
-    def __init__(self) -> None:
-        self._dropped = deque()
 
 
 class Adapter(_core.Adapter):
     def __init__(self, registrar: Registrar) -> None:
         self.registrar = registrar
         self.woken = 0
-        self._orphans = Orphans()
+        self._orphans = _core.Orphans()
         self._attach_registrar(ctypes.addressof(registrar), 0x77, tuple(range(100, 116)), LONGEST, Region)
 
     def _register_in_python(self, *arguments: Any) -> tuple[Any, ...]:
@@ -259,6 +262,15 @@ class Adapter(_core.Adapter):
 
     def _wake(self) -> None:
         self.woken += 1
+
+    def _describe(self) -> str:
+        return "Adapter"
+
+    def _closed_maker(self) -> Callable[[], ndpy.ClosedError]:
+        return partial(ndpy.ClosedError, "Adapter is closed")
+
+    def _on_dropped(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -284,15 +296,15 @@ def test_a_writable_buffer_is_registered_and_kept_in_place(adapter, registrar):
     assert (region.buffer, region.address, region.length, region.access) == (buffer, address, 100, Access.REMOTE_WRITE)
     assert (region._handle, region.local_token, region.remote_token) == (0x5001, 0x5101, 0x5201)
     assert region._adapter is adapter
-    assert (region._released, region._defunct) == (False, None)
+    assert (region.closed, region._defunct) == (False, None)
     element = region[8:20]
     assert (element.address, element.length, element.token) == (address + 8, 12, 0x5101)
     assert not is_free(buffer)
-    assert adapter._open_regions() == [region]
+    assert adapter._own_children() == [region]
     region.close()
-    assert (region._released, region._handle, registrar.left) == (True, 0, set())
+    assert (region.closed, region._handle, registrar.left) == (True, 0, set())
     assert is_free(buffer)
-    assert adapter._open_regions() == []
+    assert adapter._own_children() == []
 
 
 @pytest.mark.parametrize(
@@ -379,18 +391,18 @@ def test_after_a_refusal_nothing_is_left_and_python_registers(adapter, registrar
     buffer = bytearray(8)
     assert adapter.register(buffer) == (buffer, Access.LOCAL_WRITE, None)
     assert len(registrar.calls) == 1
-    assert not adapter._has_regions
+    assert not adapter._is_used
     assert is_free(buffer)
 
 
 def test_an_adapter_counts_a_region_while_it_is_registered(adapter, registrar):
     seen = []
-    registrar.during = lambda: seen.append((adapter._has_regions, adapter._open_regions()))
+    registrar.during = lambda: seen.append((adapter._is_used, adapter._own_children()))
     region = adapter.register(bytearray(8))
     assert seen == [(True, [])]
-    assert adapter._has_regions
+    assert adapter._is_used
     region.close()
-    assert not adapter._has_regions
+    assert not adapter._is_used
 
 
 def test_other_threads_run_while_it_registers_and_deregisters(adapter, registrar):
@@ -450,7 +462,7 @@ def test_two_threads_close_it_once(adapter, registrar):
     second.join(0.05)
     # It waits for the first one.
     assert second.is_alive()
-    assert not region._released
+    assert not region.closed
     go_on.set()
     ended(first, second)
     assert registrar.left == set()
@@ -461,9 +473,9 @@ def test_close_waits_for_whoever_has_the_regions_lock(adapter):
     with region._lifetime:
         closing = started(region.close)
         closing.join(0.05)
-        assert not region._released
+        assert not region.closed
     ended(closing)
-    assert region._released
+    assert region.closed
 
 
 def test_a_thread_may_close_a_region_whose_lock_it_has(adapter):
@@ -476,7 +488,8 @@ def test_a_thread_may_close_a_region_whose_lock_it_has(adapter):
 def test_a_region_in_use_is_closed_by_python(adapter, registrar):
     region = adapter.register(bytearray(8))
     region._bindings.add("a reference to a binding")
-    assert region.close() == "closed in Python"
+    with pytest.raises(InPythonError):
+        region.close()
     assert registrar.left == {region._handle}
     region._bindings.clear()
     assert region.close() is None
@@ -486,10 +499,11 @@ def test_a_region_that_cannot_be_deregistered_is_as_before_and_left_to_python(ad
     buffer = bytearray(8)
     region = adapter.register(buffer)
     registrar.refusal = 5
-    assert region.close() == "closed in Python"
-    assert (region._released, region._defunct, region._handle) == (False, None, HANDLE + 1)
+    with pytest.raises(InPythonError):
+        region.close()
+    assert (region.closed, region._defunct, region._handle) == (False, None, HANDLE + 1)
     assert not is_free(buffer)
-    assert adapter._open_regions() == [region]
+    assert adapter._own_children() == [region]
     registrar.refusal = 0
     region.close()
     assert is_free(buffer)
@@ -503,32 +517,31 @@ def test_a_region_that_python_registered_is_closed_like_others(adapter, registra
     region._adapter = adapter
     region._opened()
     # There is nothing to deregister natively.
-    assert region.close() == "closed in Python"
+    with pytest.raises(InPythonError):
+        region.close()
     region._handle = HANDLE
     registrar.left.add(HANDLE)
     assert region.close() is None
-    assert not adapter._has_regions
+    assert not adapter._is_used
 
 
 def test_python_can_mark_a_region_as_closed(adapter, registrar):
     region = adapter.register(bytearray(8))
     registrar.left.clear()
     region._mark_closed()
-    assert region._released
+    assert region.closed
     assert isinstance(region._defunct(), ndpy.ClosedError)
-    assert not adapter._has_regions
+    assert not adapter._is_used
 
 
 @pytest.mark.parametrize("how", ["close", "_mark_closed"])
-@pytest.mark.parametrize("orphans", ["none", "one", "being closed"])
+@pytest.mark.parametrize("orphans", [False, True])
 def test_the_end_of_a_region_wakes_the_adapter_if_an_orphan_may_wait_for_it(adapter, registrar, how, orphans):
     region = adapter.register(bytearray(8))
-    if orphans == "one":
-        adapter._orphans._dropped.append(object())
-    adapter._orphans._is_closing = orphans == "being closed"
+    adapter._orphans.may_have_some = orphans
     getattr(region, how)()
     registrar.left.clear()
-    assert adapter.woken == (orphans != "none")
+    assert adapter.woken == orphans
 
 
 def test_what_waking_the_adapter_raises_comes_out_of_close(adapter, monkeypatch):
@@ -537,10 +550,10 @@ def test_what_waking_the_adapter_raises_comes_out_of_close(adapter, monkeypatch)
 
     monkeypatch.setattr(Adapter, "_wake", interrupted)
     region = adapter.register(bytearray(8))
-    adapter._orphans._dropped.append(object())
+    adapter._orphans.may_have_some = True
     with pytest.raises(KeyboardInterrupt):
         region.close()
-    assert region._released
+    assert region.closed
     assert elsewhere(lambda: region._lifetime.acquire(False))
 
 
@@ -552,7 +565,7 @@ def test_a_region_that_is_dropped_says_so_once(adapter, registrar, monkeypatch):
     adopted: list[Region] = []
     monkeypatch.setattr(Region, "_on_dropped", lambda self: adopted.append(self))
     adapter.register(bytearray(8))
-    assert adapter._open_regions() == adopted
+    assert adapter._own_children() == adopted
     assert len(adopted) == 1
     adopted.pop().close()
     assert adopted == []
@@ -575,11 +588,11 @@ def test_a_region_that_is_being_freed_is_not_among_the_open_ones(adapter, regist
     """Its weak references tell of its end while it is still in the adapter's circle."""
     lists: list[list[Region]] = []
     region, other = adapter.register(bytearray(8)), adapter.register(bytearray(8))
-    reference = weakref.ref(region, lambda _: lists.append(adapter._open_regions()))
+    reference = weakref.ref(region, lambda _: lists.append(adapter._own_children()))
     del region
     assert reference() is None
     assert lists == [[other]]
-    assert adapter._open_regions() == [other]
+    assert adapter._own_children() == [other]
     registrar.left.remove(HANDLE + 1)
     other.close()
 
@@ -588,10 +601,10 @@ def test_regions_go_in_any_order(adapter):
     regions = [adapter.register(bytearray(8)) for _ in range(5)]
     for which in (2, 0, 2):
         regions.pop(which).close()
-        assert set(adapter._open_regions()) == set(regions)
+        assert set(adapter._own_children()) == set(regions)
     for region in regions:
         region.close()
-    assert not adapter._has_regions
+    assert not adapter._is_used
 
 
 def test_a_circle_of_an_adapter_and_its_regions_is_collected(registrar):
@@ -612,7 +625,8 @@ def test_a_region_outlives_its_adapters_place(registrar):
     region._adapter = None
     del adapter
     assert gone() is None
-    assert region.close() == "closed in Python"
+    with pytest.raises(InPythonError):
+        region.close()
     region._mark_closed()
 
 
@@ -625,27 +639,25 @@ def test_nothing_is_left_of_many_uses(adapter, registrar):
         registrar,
         Region,
         Adapter,
-        Orphans,
+        _core.Orphans,
         _core.RLock,
-        type(closed._defunct),
+        ndpy.ClosedError,
         Access.LOCAL_WRITE,
     ]
-    wake = adapter._orphans._dropped.append
 
     def use_all() -> None:
         for dropped in range(2):
             region = adapter.register(buffer)
-            region._serial, region._bindings, adapter._open_regions()
+            region._serial, region._bindings, adapter._own_children()
             region._defunct = region._lifetime
-            if dropped:
-                wake(None)
+            adapter._orphans.may_have_some = bool(dropped)
             registrar.refusal = 5
-            region.close()
+            with pytest.raises(InPythonError):
+                region.close()
             adapter.register(buffer)
             registrar.refusal = 0
             region.close()
             region.close()
-            adapter._orphans._dropped.clear()
         adapter.register(bytes(64))
         adapter.register((1, 2))
         other = Adapter(registrar)
@@ -654,6 +666,12 @@ def test_nothing_is_left_of_many_uses(adapter, registrar):
         unmade._adapter = adapter
         unmade._opened()
         unmade._mark_closed()
+        thing = Thing(adapter)
+        adapter._make(lambda _: thing._opened())
+        adapter._own_child(thing._serial)
+        thing._mark_still_open()
+        thing._inherit()
+        thing._mark_closed()
 
     use_all()
     gc.collect()
@@ -669,9 +687,9 @@ def test_nothing_is_left_of_many_uses(adapter, registrar):
 
 def test_a_serial_number_is_given_once(adapter):
     first, second = adapter.register(bytearray(8)), adapter.register(bytearray(8))
-    numbers = [second._serial, first._serial]
-    assert numbers[0] < numbers[1]
-    assert [second._serial, first._serial] == numbers
+    numbers = [first._serial, second._serial, _core.next_serial()]
+    assert numbers[0] < numbers[1] < numbers[2]
+    assert [first._serial, second._serial] == numbers[:2]
     first.close()
     second.close()
 
@@ -679,10 +697,7 @@ def test_a_serial_number_is_given_once(adapter):
 def test_the_lock_of_a_region_is_one_that_c_can_take(adapter):
     region = adapter.register(bytearray(8))
     assert region._lifetime is region._lifetime
-    region._lifetime = lock = _core.RLock()
-    assert region._lifetime is lock
-    with pytest.raises(TypeError, match="RLock"):
-        region._lifetime = threading.RLock()
+    assert isinstance(region._lifetime, _core.RLock)
     region.close()
 
 
@@ -693,25 +708,135 @@ def test_a_registrar_has_rights_for_each_plain_access_and_a_class_of_regions(ada
             adapter._attach_registrar(address, 0, rights, LONGEST, kind)
 
 
-WITHOUT_PUBLIC_CLASSES = """
-import sys, types
-package = types.ModuleType("ndpy")
-package.__path__ = [sys.argv[1]]
-sys.modules["ndpy"] = package
-from ndpy import _core
-closed = _core.MemoryRegion()
-closed._mark_closed()
-for use in (type("Adapter", (_core.Adapter,), {})().register, _core.MemoryRegion().__getattribute__, closed._defunct):
-    try:
-        use(*{"register": (b"",), "__getattribute__": ("_serial",)}.get(getattr(use, "__name__", ""), ()))
-    except RuntimeError as error:
-        print(error)
-"""
+# ---- the lives of objects ----
 
 
-def test_regions_need_the_public_classes():
-    folder = str(Path(ndpy.__file__).parent)
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PUBLIC_CLASSES, folder], capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.splitlines() == ["ndpy.objects.memory has not been imported"] * 3, done.stderr
+class Thing(_core.Resource):
+    """An object whose release is a step of the test."""
+
+    def __init__(self, adapter: Adapter | None) -> None:
+        if adapter is not None:
+            self._adapter = adapter
+        self.steps: list[str] = []
+        self.fails = ""
+
+    def _step(self, name: str) -> None:
+        self.steps.append(name)
+        if self.fails == name:
+            raise KeyboardInterrupt(name)
+
+    def _refuse_if_used(self) -> None:
+        self._step("asked")
+
+    def _release(self) -> None:
+        self._step("released")
+
+    def _closed_maker(self) -> Callable[[], ndpy.ClosedError]:
+        self._step("worded")
+        return partial(ndpy.ClosedError, "the thing is closed")
+
+    def _closed_error(self) -> ndpy.ClosedError:
+        return ndpy.ClosedError("the thing is closed")
+
+    def _on_dropped(self) -> None:
+        self._step("dropped")
+
+
+def test_an_object_is_released_once_and_only_while_it_is_open(adapter):
+    thing = Thing(adapter)
+    assert thing.closed
+    thing.close()
+    assert thing.steps == []
+    assert not adapter._is_used
+    thing._opened()
+    assert not thing.closed
+    assert (adapter._own_children(), adapter._own_child(thing._serial)) == ([thing], thing)
+    thing.close()
+    thing.close()
+    assert thing.steps == ["asked", "released", "worded"]
+    assert (adapter._own_children(), adapter._own_child(thing._serial)) == ([], None)
+    assert str(thing._defunct()) == "the thing is closed"
+
+
+@pytest.mark.parametrize("step", ["asked", "released"])
+def test_an_object_whose_release_fails_stays_open(adapter, step):
+    thing = Thing(adapter)
+    thing._owner = owner = bytearray(8)
+    thing._opened()
+    thing.fails = step
+    with pytest.raises(KeyboardInterrupt, match=step):
+        thing.close()
+    assert (thing.closed, thing._defunct, thing._owner, adapter._own_children()) == (False, None, owner, [thing])
+    thing.fails = ""
+    thing.close()
+    assert thing._owner is None
+
+
+def test_ctrl_c_after_the_release_leaves_nothing_open(adapter):
+    thing = Thing(adapter)
+    thing._opened()
+    thing.fails = "worded"
+    with pytest.raises(KeyboardInterrupt, match="worded"):
+        thing.close()
+    assert (thing.closed, adapter._is_used) == (True, False)
+    assert str(thing._defunct()) == "the thing is closed"
+
+
+def test_an_object_that_a_child_inherits_is_not_closed_there(adapter):
+    thing = Thing(adapter)
+    thing._opened()
+    former = thing._lifetime
+    thing._inherit()
+    assert thing.closed
+    assert thing._lifetime is not former
+    thing.close()
+    assert thing.steps == []
+    # It is the parent's, so its memory stays.
+    assert adapter._own_children() == [thing]
+
+
+def test_an_object_needs_an_adapter_to_be_open():
+    with pytest.raises(TypeError, match="no adapter"):
+        Thing(None)._opened()
+
+
+def test_a_domain_is_among_the_objects_of_its_device(adapter, registrar):
+    domain = Adapter(registrar)
+    domain._adapter, domain._device = domain, adapter
+    assert (domain._device, adapter._device) == (adapter, adapter)
+    with pytest.raises(TypeError, match="adapter"):
+        domain._device = None
+    domain._opened()
+    assert adapter._own_children() == [domain]
+    thing = Thing(domain)
+    thing._opened()
+    assert (adapter._own_children(), domain._own_children()) == ([domain], [thing])
+    thing.close()
+    adapter._orphans.may_have_some = True
+    domain._mark_closed()
+    assert (adapter._is_used, adapter.woken) == (False, 1)
+
+
+def test_what_an_adapter_makes_keeps_it_open_meanwhile(adapter):
+    seen = []
+
+    def make(*arguments: Any) -> str:
+        seen.append((arguments, adapter._is_used))
+        return "made"
+
+    assert adapter._make(make, 1, 2) == "made"
+    assert seen == [((adapter, 1, 2), True)]
+    assert not adapter._is_used
+    with pytest.raises(ZeroDivisionError):
+        adapter._make(lambda _: 1 // 0)
+    assert not adapter._is_used
+    adapter._closing = True
+    with pytest.raises(ndpy.ClosedError, match="Adapter is being closed"):
+        adapter._make(make)
+    adapter._closing = False
+    adapter._defunct = lambda: ndpy.DeviceRemovedError("it was removed", operation="make")
+    with pytest.raises(ndpy.DeviceRemovedError):
+        adapter._make(make)
+    with pytest.raises(TypeError, match="what to call"):
+        adapter._make()
+    assert len(seen) == 1

@@ -285,26 +285,17 @@ def test_a_queue_pair_whose_connect_was_interrupted_is_free_when_the_connector_i
 
 
 def test_an_adapter_can_be_closed_after_ctrl_c_between_two_steps(fake, monkeypatch):
-    """Ctrl-C comes while an object notes that it exists, or that it is gone."""
+    """Ctrl-C comes while an object is made, or while it notes that it is gone."""
     adapter = fake.open()
     queue = adapter.create_completion_queue(8)
-
-    class Interrupting(set):  # type: ignore[type-arg]
-        def add(self, number: int) -> None:
-            super().add(number)
-            raise KeyboardInterrupt
-
-    plain = adapter._open
-    adapter._open = Interrupting(plain)
-    with pytest.raises(KeyboardInterrupt):
-        adapter.create_completion_queue(8)
-    adapter._open = set(adapter._open)
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
+    with pytest.raises(KeyboardInterrupt):
+        adapter._make(interrupted)
     with monkeypatch.context() as patch:
-        patch.setattr(adapter._children, "pop", interrupted)
+        patch.setattr(ndpy.CompletionQueue, "_closed_maker", interrupted)
         with pytest.raises(KeyboardInterrupt):
             queue.close()
     assert queue.closed

@@ -32,7 +32,7 @@ class LeaseFinder(_core.LeaseFinder):
     def _on_released(self, entry):
         self.released.append(entry)
 
-    def _on_dropped(self, lease):
+    def _on_lease_dropped(self, lease):
         self.dropped += 1
         if self.on_dropped:
             self.on_dropped(lease)
@@ -305,7 +305,7 @@ def test_a_lease_that_a_later_finalizer_releases_ends_its_use_once(finder):
     gc.collect()
     # The collector of a Python without the GIL has an order of its own.
     assert finalized == [1] or not HAS_GIL, "the lease was not finalized first"
-    # What ends a dropped lease's use is _on_dropped() of the cache.
+    # What ends a dropped lease's use is _on_lease_dropped() of the cache.
     assert (finder.dropped, entry.uses) == (finalized[0], finalized[0])
     buffer.append(1)
 

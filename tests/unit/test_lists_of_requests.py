@@ -68,7 +68,6 @@ class Queues(WorkQueues):
     def __init__(self, native: Provider, connection: int = lib.NDPY_CONNECTED, depth: int = DEPTH) -> None:
         self._lock = _core.Lock()
         self._singly = _core.Lock()
-        self._released = True
         self._defunct = None
         self._adapter = ADAPTER
         self.srq = None

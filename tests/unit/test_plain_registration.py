@@ -43,7 +43,7 @@ def no_python(monkeypatch):
         raise AssertionError(arguments)
 
     monkeypatch.setattr(ndpy.Adapter, "_register_in_python", refuse)
-    monkeypatch.setattr(ndpy.MemoryRegion, "_close_in_python", refuse)
+    monkeypatch.setattr(ndpy.MemoryRegion, "_release", refuse)
 
 
 @pytest.mark.usefixtures("no_python")
@@ -245,7 +245,7 @@ def test_regions_of_many_threads_are_all_closed(fake, adapter):
         del work
         soon(lambda: not fake.seen.registered, "all are deregistered")
     assert not failures
-    assert not adapter._has_regions
+    assert not adapter._is_used
 
 
 def test_a_region_of_the_platforms_own_class_is_made(adapter):

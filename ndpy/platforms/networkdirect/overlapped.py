@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ndpy import errors
 from ndpy.objects.pending import Pending
-from ndpy.objects.resource import Owned, Uncopied, _serials
+from ndpy.objects.resource import Owned, Uncopied, next_serial
 from ndpy.platforms.networkdirect.native_calls import CANCELED, PENDING, SUCCESS, check, ffi, lib, status_error
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Request(Uncopied):
         forward: Any = ffi.NULL,
         quiet: bool | None = None,
     ) -> None:
-        self.key = next(_serials)
+        self.key = next_serial()
         native = lib.ndpy_request_new(self.key, forward, thread is None if quiet is None else quiet)
         if native == ffi.NULL:
             raise errors.InsufficientResourcesError(

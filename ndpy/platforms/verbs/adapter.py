@@ -13,7 +13,7 @@ from ndpy.objects.adapter import Adapter
 from ndpy.objects.events import make_event
 from ndpy.objects.native_steps import Classes
 from ndpy.objects.protection_domain import ProtectionDomain
-from ndpy.objects.resource import _serials
+from ndpy.objects.resource import next_serial
 from ndpy.platforms.verbs import device_files, reserved_page, softverbs
 from ndpy.platforms.verbs.adapter_info import open_context
 from ndpy.platforms.verbs.addresses import bind_identifier, new_identifier
@@ -221,7 +221,7 @@ class VerbsAdapter(Adapter):
 
     def _on_connection_events(self) -> None:
         event = self._cm_event
-        while not lib.ndpy_next_cm_event(self._channel, next(_serials), event):
+        while not lib.ndpy_next_cm_event(self._channel, next_serial(), event):
             copied = CmEvent(
                 event.type,
                 event.status,

@@ -279,7 +279,7 @@ class VerbsConnector(Connector, ManagerClient):
     def _on_time(self) -> bool:
         """Flush the queue pair and end the connection when it is time. Returns whether there is more to wait for."""
         with self._state_lock:
-            if self._state != "established" or self._id is None or self._released:
+            if self._state != "established" or self._id is None or self.closed:
                 return False
             now = time.monotonic()
             late = now >= self._flush_at
@@ -353,7 +353,7 @@ class VerbsConnector(Connector, ManagerClient):
 
     def _on_event(self, event: CmEvent) -> None:
         with self._state_lock:
-            if self._id is None or self._released:
+            if self._id is None or self.closed:
                 return
             self._handle(event)
 

@@ -14,7 +14,7 @@ from ndpy import errors
 from ndpy.objects.datagram_queue_pair import DatagramQueuePair, Destination
 from ndpy.objects.multicast_group import MulticastGroup
 from ndpy.objects.pending import Pending
-from ndpy.objects.resource import Resource, _serials
+from ndpy.objects.resource import Resource, next_serial
 from ndpy.platforms.verbs.addresses import bind_identifier, new_identifier, pack_address
 from ndpy.platforms.verbs.manager import CmEvent, ManagerClient, Way, route_of
 from ndpy.platforms.verbs.native_calls import check, check_errno, ffi, lib
@@ -46,7 +46,7 @@ class DatagramCall(ManagerClient, Generic[T]):
         self._operation = operation
         #: Whoever ends the call takes the identifier under this lock.
         self._lock = threading.RLock()
-        self._serial = next(_serials)
+        self._serial = next_serial()
         self.pending: Pending[T] = self._adapter._pending_type(operation, self._cancel)
         self._id: Any = None
         #: Whether the adapter's thread has the result, and is about to end `pending` with it.

@@ -41,7 +41,7 @@ class VerbsDatagramListener(DatagramListener, ManagerClient):
             return
         ours = text(lib.ndpy_cm_device(event.id)) == self._adapter.info.name
         # If this fails, the program that asks has gone, or its request comes again.
-        if not self._released and ours and not lib.rdma_accept(event.id, self._answer()):
+        if not self.closed and ours and not lib.rdma_accept(event.id, self._answer()):
             self.answered += 1
         lib.rdma_destroy_id(event.id)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.objects.memory import MemoryRegion, MemoryWindow
 from ndpy.objects.pending import Pending
-from ndpy.objects.resource import _serials
+from ndpy.objects.resource import next_serial
 from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, lib
 from ndpy.vocabulary import system_files
 from ndpy.vocabulary.flags import Access, Capability
@@ -299,7 +299,7 @@ class VerbsMemoryWindow(MemoryWindow):
             self._native_free()
         kind = lib.IBV_MW_TYPE_1 if self._is_of_type_1 else lib.IBV_MW_TYPE_2
         self._native = check_pointer("bind", lib.ndpy_alloc_window(self._adapter._domain, kind))
-        self._born = next(_serials)
+        self._born = next_serial()
         self._key = self._last_key = self._native.rkey
 
     def _next_key(self) -> int:

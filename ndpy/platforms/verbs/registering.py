@@ -220,7 +220,7 @@ class RegistrationWorkers:
                 failure = error
             region._on_registered(registration, failure)
         except BaseException as error:
-            if region._released:
+            if region.closed:
                 # Ctrl-C came before anybody had the region.
                 region._release_memory()
                 registration.fail(error)
