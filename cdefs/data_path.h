@@ -32,11 +32,11 @@
    slot: what the request of a result was posted with.
    queue_pair: the number of the queue pair of a result from a shared receive queue.
    status: 0 for success.
-   are_plain: whether all of these results, which are of receives, are successes that brought nothing but data.
-   set_context: puts a request's context into its result, in place of what the request was posted with. This and
-   are_plain are NULL if results do not stay as the provider made them. received: adds what a message brought with it.
+   are_plain: whether all of these results are successes that brought nothing but data. NULL if every success is one.
+   received: adds what a message brought with it.
    datagram: adds what a datagram brought with it. NULL if there are none.
-   translate_other: translate_rest() as a function that does not become part of its callers. */
+   translate_all, translate_other: translate_all() and translate_rest() as functions that do not become part of their
+   callers. */
 struct native {
     void *(*elements)(void *out, const struct ndpy_element *elements, uint32_t count);
     void (*data_request)(void *request, uint32_t operation, void *elements, uint32_t count,
@@ -54,10 +54,10 @@ struct native {
     uint32_t (*vendor_status)(const void *result);
     uint64_t (*bytes)(const void *result);
     int (*are_plain)(const void *results, int count);
-    void (*set_context)(void *result, uint64_t context);
     void (*received)(const void *result, struct ndpy_completion *out);
     void (*datagram)(const void *result, const struct ndpy_slot *slot, struct ndpy_completion *out);
     uint32_t (*translate_status)(uint32_t status, uint32_t operation, uint32_t flags);
+    uint32_t (*translate_all)(const void *results, int got, struct ndpy_completion *out);
     void (*translate_other)(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
 };
 
@@ -241,7 +241,6 @@ HOT int post_receive(const struct native *native, struct ndpy_queue_pair *qp, ui
     slot->nbytes = nbytes;
     slot->operation = NDPY_RECEIVE;
     slot->flags = (uint16_t)flags;
-    note_receive(qp->receive, slot);
     ring_commit(qp->receive, slot);
     if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED)
         return 0;
@@ -352,7 +351,6 @@ HOT int translate_success(const struct native *native, const void *result, const
         .operation = slot->operation,
         .queue_pair = ring->number,
         .retired = sequence + 1 - retired,
-        .slot = sequence,
     };
     if (slot->operation == NDPY_RECEIVE) {
         out->nbytes = native->bytes(result);
@@ -394,7 +392,7 @@ HOT void translate_rest(const struct native *native, const void *result, struct 
     out->status = native->translate_status(out->native_status, slot->operation, slot->flags);
     out->vendor_status = out->status == NDPY_SUCCESS ? 0 : native->vendor_status(result);
     out->flags = 0;
-    out->slot = sequence;
+    out->slot = ring ? 0 : sequence;
     if (out->status != NDPY_SUCCESS)
         out->nbytes = 0;
     else
@@ -438,39 +436,88 @@ HOT const void *result_at(const struct native *native, const void *results, int 
     return (const char *)results + (size_t)place * native->result_size;
 }
 
-/* Translates results of receives that follow the one of `slot`, which was a plain success. It may have been posted
-   again already, so only its place in the ring is looked at. Each result has to be the success of the next slot of the
-   ring, whose number is `sequence`. Returns how many were translated. */
-HOT int translate_alike(const struct native *native, const void *results, int count, const struct ndpy_slot *slot,
-                        uint32_t sequence, struct ndpy_completion *out)
+/* The completion of a plain receive, which is most of the work of a poll. model: of the same queue pair. */
+HOT void translate_receive(const struct native *native, const void *result, uint64_t context,
+                           const struct ndpy_completion *model, struct ndpy_completion *out)
+{
+    out->context = context;
+    out->nbytes = native->bytes(result);
+    memcpy(&out->operation, &model->operation, sizeof *out - offsetof(struct ndpy_completion, operation));
+}
+
+/* Translates plain results that end the receives of a list from number `sequence` of the ring on, if the list is the
+   oldest posting. Returns how many. The receives of a queue pair complete in order. So if the first and the last result
+   end receives that are as far apart as the results, the others end those between them. */
+HOT int translate_listed(const struct native *native, const void *results, int count, const struct ndpy_slot *slot,
+                         const struct ndpy_completion *model, uint32_t sequence, struct ndpy_completion *out)
 {
     struct ndpy_ring *ring = slot->ring;
-    uint32_t posted = atomic_load_explicit(&ring->posted, memory_order_acquire) - sequence;
+    uint32_t first = atomic_load_explicit(&ring->postings.first, memory_order_relaxed);
+    const struct ndpy_posting *posting = posting_at(ring, first);
+    int left;
+
+    if (first == atomic_load_explicit(&ring->postings.end, memory_order_acquire) || posting->list != slot->list ||
+        posting->base + slot->sequence != sequence)
+        return 0;
+    left = (int)(atomic_load_explicit(&posting->count, memory_order_relaxed) - slot->sequence);
+    if (left < count)
+        count = left;
+    if (native->slot(result_at(native, results, count - 1)) != slot + count - 1)
+        return 0;
+#pragma GCC unroll 4
+    for (int done = 0; done < count; done++)
+        translate_receive(native, result_at(native, results, done), slot[done].context, model, &out[done]);
+    if (count == left)
+        atomic_store_explicit(&ring->postings.first, first + 1, memory_order_release);
+    return count;
+}
+
+/* The same for receives that were posted one by one. */
+HOT int translate_unlisted(const struct native *native, const void *results, int count, const struct ndpy_slot *slot,
+                           const struct ndpy_completion *model, uint32_t sequence, struct ndpy_completion *out)
+{
+    uint32_t posted = atomic_load_explicit(&slot->ring->posted, memory_order_acquire) - sequence;
+    int done = 0;
+
+    if (posted < (uint32_t)count)
+        count = (int)posted;
+    for (; done < count && native->slot(result_at(native, results, done)) == slot && slot->sequence == sequence;
+         done++, sequence++, slot = slot->next)
+        translate_receive(native, result_at(native, results, done), slot->context, model, &out[done]);
+    return done;
+}
+
+/* Translates plain results, if they end the oldest receives of a queue pair, one after the other. Returns how many. */
+HOT int translate_receives(const struct native *native, const void *results, int count, struct ndpy_completion *out)
+{
+    const struct ndpy_slot *slot = native->slot(results);
+    struct ndpy_ring *ring = slot->ring;
+    struct ndpy_completion model = {.operation = NDPY_RECEIVE, .retired = 1};
+    uint32_t sequence;
     int done;
 
-    if ((uint32_t)count > posted)
-        count = (int)posted;
-    for (done = 0; done < count; done++) {
-        const void *result = result_at(native, results, done);
-
-        if (native->slot(result) != slot->next || native->status(result))
-            break;
-        slot = slot->next;
-        if (slot->sequence != sequence)
-            break;
-        out[done] = (struct ndpy_completion){
-            .context = slot->context,
-            .nbytes = native->bytes(result),
-            .operation = NDPY_RECEIVE,
-            .queue_pair = ring->number,
-            .retired = 1,
-            .slot = sequence++,
-        };
-        native->received(result, &out[done]);
-    }
-    if (done)
-        atomic_store_explicit(&ring->retired, sequence, memory_order_release);
+    if (!ring || slot->operation != NDPY_RECEIVE || ring->headers)
+        return 0;
+    model.queue_pair = ring->number;
+    sequence = atomic_load_explicit(&ring->retired, memory_order_relaxed);
+    if (slot->flags & NDPY_LISTED)
+        done = translate_listed(native, results, count, slot, &model, sequence, out);
+    else
+        done = translate_unlisted(native, results, count, slot, &model, sequence, out);
+    /* From here on another thread may post with the slots. */
+    atomic_store_explicit(&ring->retired, sequence + (uint32_t)done, memory_order_release);
     return done;
+}
+
+HOT int are_all_plain(const struct native *native, const void *results, int count)
+{
+    uint32_t statuses = 0;
+
+    if (native->are_plain)
+        return native->are_plain(results, count);
+    for (int i = 0; i < count; i++)
+        statuses |= native->status(result_at(native, results, i));
+    return !statuses;
 }
 
 HOT void translate(const struct native *native, const void *result, struct ndpy_completion *out)
@@ -481,49 +528,24 @@ HOT void translate(const struct native *native, const void *result, struct ndpy_
         native->translate_other(result, slot, out);
 }
 
-/* Translates `got` results. */
-HOT void translate_all(const struct native *native, const void *results, int got, struct ndpy_completion *out)
+/* Translates `got` results. Returns how many are alike. See ndpy_poll(). */
+HOT uint32_t translate_all(const struct native *native, const void *results, int got, struct ndpy_completion *out)
 {
-    for (int done = 0; done < got; done++) {
-        struct ndpy_slot *slot = native->slot(result_at(native, results, done));
-        int is_listed = slot->flags & NDPY_LISTED;
+    int are_plain = are_all_plain(native, results, got), done = 0, alike = 0;
 
-        if (!translate_success(native, result_at(native, results, done), slot, &out[done]))
-            native->translate_other(result_at(native, results, done), slot, &out[done]);
-        else if (done + 1 < got && out[done].operation == NDPY_RECEIVE && !is_listed)
-            done += translate_alike(native, result_at(native, results, done + 1), got - done - 1, slot,
-                                    out[done].slot + 1, &out[done + 1]);
+    while (done < got) {
+        const void *next = result_at(native, results, done);
+        int more = are_plain ? translate_receives(native, next, got - done, &out[done]) : 0;
+
+        if (!done)
+            alike = more;
+        if (!more) {
+            translate(native, next, &out[done]);
+            more = 1;
+        }
+        done += more;
     }
-}
-
-/* Ends the oldest receives of a ring, whose results stay as the provider made them but for the contexts. Returns 0 if
-   the results are anything else: then nothing has changed. */
-HOT int leave_receives(const struct native *native, struct ndpy_ring *ring, void *results, int got,
-                       struct ndpy_untouched *untouched)
-{
-    uint32_t count = (uint32_t)got, first;
-    const struct ndpy_receives *receives;
-    uintptr_t differences = 0;
-
-    if (!ring || ring->headers)
-        return 0;
-    first = atomic_load_explicit(&ring->retired, memory_order_relaxed);
-    if (atomic_load_explicit(&ring->posted, memory_order_acquire) - first < count || !native->are_plain(results, got))
-        return 0;
-    receives = atomic_load_explicit(&ring->receives, memory_order_acquire);
-    if (!receives)
-        return 0;
-    for (uint32_t i = 0; i < count; i++)
-        differences |= (uintptr_t)native->slot(result_at(native, results, (int)i)) ^
-                       (uintptr_t)receives->items[(first + i) & receives->mask].slot;
-    if (differences)
-        return 0;
-    for (uint32_t i = 0; i < count; i++)
-        native->set_context((char *)results + (size_t)i * native->result_size,
-                            receives->items[(first + i) & receives->mask].context);
-    atomic_store_explicit(&ring->retired, first + count, memory_order_release);
-    *untouched = (struct ndpy_untouched){.count = count, .queue_pair = ring->number};
-    return 1;
+    return (uint32_t)alike;
 }
 
 /* Takes stored completions. Returns how many. */
@@ -540,9 +562,9 @@ HOT uint32_t take_stored(struct ndpy_completion_queue *cq, struct ndpy_completio
     return done;
 }
 
-/* ndpy_poll(). results: room for NDPY_POLL_BATCH of them. */
-HOT int poll_results(const struct native *native, struct ndpy_completion_queue *cq, struct ndpy_completion *out,
-                     uint32_t count, void *results)
+/* Takes any number of completions, those that are stored first. */
+APART int poll_any(const struct native *native, struct ndpy_completion_queue *cq, struct ndpy_completion *out,
+                   uint32_t count, void *results)
 {
     uint32_t done = take_stored(cq, out, count);
 
@@ -552,7 +574,7 @@ HOT int poll_results(const struct native *native, struct ndpy_completion_queue *
 
         if (got < 0)
             return done ? (int)done : -EIO;
-        translate_all(native, results, got, out + done);
+        native->translate_all(results, got, &out[done]);
         done += (uint32_t)got;
         if ((uint32_t)got < wanted)
             break;
@@ -560,16 +582,35 @@ HOT int poll_results(const struct native *native, struct ndpy_completion_queue *
     return (int)done;
 }
 
+/* ndpy_poll(). results: room for NDPY_POLL_BATCH of them. */
+HOT int poll_results(const struct native *native, struct ndpy_completion_queue *cq, struct ndpy_completion *out,
+                     uint32_t count, uint32_t *alike, void *results)
+{
+    int got;
+
+    *alike = 0;
+    if (cq->stored_count || count - 1 >= NDPY_POLL_BATCH)
+        return poll_any(native, cq, out, count, results);
+    got = native->poll(cq, results, count);
+    if (got == 1)
+        translate(native, results, out);
+    else if (got > 1)
+        *alike = native->translate_all(results, got, out);
+    return got < 0 ? -EIO : got;
+}
+
 /* struct ndpy_provider's spin(). poll_once: its poll(). time_ns: a clock that goes on steadily. */
-HOT int spin(int (*poll_once)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count),
-             uint64_t (*time_ns)(void), struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
-             const volatile int *stop, uint64_t nanoseconds)
+HOT int native_spin(int (*poll_once)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
+                                     uint32_t *alike),
+                    uint64_t (*time_ns)(void), struct ndpy_completion_queue *cq, struct ndpy_completion *out,
+                    uint32_t count, const volatile int *stop, uint64_t nanoseconds)
 {
     uint64_t begin = time_ns();
+    uint32_t alike;
     int got;
 
     do
-        got = poll_once(cq, out, count);
+        got = poll_once(cq, out, count, &alike);
     while (!got && !*stop && time_ns() - begin < nanoseconds);
     return got;
 }

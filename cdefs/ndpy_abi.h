@@ -194,8 +194,9 @@ int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, ui
 int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot, uint64_t context,
                      const struct ndpy_element *elements, uint32_t count);
 
-/* Take up to `count` completions, oldest first. Returns their number, or minus an errno. */
-int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
+/* Take up to `count` completions, oldest first. Returns their number, or minus an errno. *alike: so many of them, from
+   the first one on, are receives of one queue pair that brought nothing but data. */
+int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, uint32_t *alike);
 /* Store everything that the provider has in the queue's own memory, where ndpy_poll looks first.
    Returns how many completions for the program were added, or minus an errno. */
 int ndpy_drain(struct ndpy_completion_queue *cq);
@@ -226,37 +227,28 @@ struct ndpy_list_request {
     uint32_t count;
 };
 
-/* The completions of an array that have not been translated: those of `count` receives of `list`, from number `first`
-   on, or of receives that were posted one by one, whose results have the contexts: then list is NULL. All of them
-   succeeded, and nobody else has to hear of them. count is 0 if the completions were translated. A single one always
-   is: then nothing here means anything. contexts: NULL, or where whoever polled has the contexts of the `count`
-   receives. The list and its queue pair may go then. */
-struct ndpy_untouched {
-    struct ndpy_list *list;
-    const uint64_t *contexts;
-    uint32_t first;
-    uint32_t count;
-    uint32_t queue_pair;
-};
+/* Of the provider. */
+struct ndpy_list;
 
-/* The functions that ndpy._core calls by itself. largest_token: of an element. spin polls until there is a completion,
-   *stop is not 0, or so many nanoseconds have passed.
+/* The functions that ndpy._core calls by itself. largest_token: of an element.
+
+   poll_internal and spin are as poll. spin polls until there is a completion, *stop is not 0, or so many nanoseconds
+   have passed. Its completions count as not alike.
 
    A list has requests in the provider's own layout, all of one direction. It is made for one queue pair, and may be
-   posted again while it is posted. A provider without these functions has NULL here. list_new       returns 0, or a
-   refusal with the number of the refused request in *bad list_free      call this when all requests have ended, and
-   before the queue pair is freed post_list      returns 0, or a refusal with the number of requests that were posted
-   all the same poll_array     as poll; but `results`, an array of result_size each, may keep what is untouched
-     read_results   translates what is untouched
+   posted again while it is posted. A provider without lists has NULL in these places:
+     list_new    returns 0, or a refusal with the number of the refused request in *bad
+     list_free   call this when all requests have ended, and before the queue pair is freed
+     post_list   returns 0, or a refusal with the number of requests that were posted all the same
 
    A provider whose threads sleep on a descriptor has
-     arm            asks for a notification of any completion, and then looks. Returns how many completions are stored
-   for the program, or minus an errno. 4096 less: asking has failed take_events    takes and acknowledges the
+     arm           asks for a notification of any completion, and then looks. Returns how many completions are stored
+   for the program, or minus an errno. 4096 less: asking has failed take_events   takes and acknowledges the
    notifications that have come */
 struct ndpy_provider {
     int (*post)(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
                 const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote);
-    int (*poll)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
+    int (*poll)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, uint32_t *alike);
     int (*poll_internal)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
     int (*spin)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, const volatile int *stop,
                 uint64_t nanoseconds);
@@ -265,10 +257,6 @@ struct ndpy_provider {
                     const struct ndpy_element *elements, struct ndpy_list **out, uint32_t *bad);
     void (*list_free)(struct ndpy_list *list);
     int (*post_list)(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_t *posted);
-    int (*poll_array)(struct ndpy_completion_queue *cq, void *results, struct ndpy_completion *out, uint32_t count,
-                      struct ndpy_untouched *untouched);
-    void (*read_results)(const void *results, const struct ndpy_untouched *untouched, struct ndpy_completion *out);
-    uint32_t result_size;
     int (*arm)(struct ndpy_completion_queue *cq);
     int (*take_events)(struct ndpy_completion_queue *cq);
 };

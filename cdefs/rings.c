@@ -5,7 +5,7 @@
 
 /* ---- creation ---- */
 
-static struct ndpy_ring *ring_new(uint32_t depth, uint32_t number, int is_receive)
+static struct ndpy_ring *ring_new(uint32_t depth, uint32_t number)
 {
     struct ndpy_ring *ring = calloc(1, sizeof *ring);
 
@@ -13,22 +13,13 @@ static struct ndpy_ring *ring_new(uint32_t depth, uint32_t number, int is_receiv
         return NULL;
     ring->depth = depth;
     ring->number = number;
-    ring->is_receive = is_receive;
     return ring;
 }
 
 static void ring_free(struct ndpy_ring *ring)
 {
-    struct ndpy_receives *receives;
-
     if (!ring)
         return;
-    for (receives = atomic_load(&ring->receives); receives;) {
-        struct ndpy_receives *former = receives->former;
-
-        free(receives);
-        receives = former;
-    }
     while (ring->memory) {
         struct ndpy_slots *slots = ring->memory;
 
@@ -54,8 +45,8 @@ struct ndpy_queue_pair *ndpy_queue_pair_new(void *native, uint32_t number, uint3
     qp->max_read_sge = max_initiator_sge;
     qp->inline_size = inline_size;
     qp->max_length = max_length;
-    qp->initiator = ring_new(initiator_depth, number, 0);
-    qp->receive = ring_new(receive_depth, number, 1);
+    qp->initiator = ring_new(initiator_depth, number);
+    qp->receive = ring_new(receive_depth, number);
     qp->elements = calloc((size_t)max_initiator_sge + max_receive_sge + 1, NATIVE_ELEMENT_SIZE);
     if (!qp->initiator || !qp->receive || !qp->elements) {
         ndpy_queue_pair_free(qp);
@@ -205,28 +196,6 @@ void ndpy_completion_queue_free(struct ndpy_completion_queue *cq)
 
 #define FIRST_SLOTS 8
 
-/* Makes room for noting `count` receives in flight. Returns 0, or -1 if memory is short. */
-static int receives_grow(struct ndpy_ring *ring, uint32_t count)
-{
-    struct ndpy_receives *former = atomic_load_explicit(&ring->receives, memory_order_relaxed), *grown;
-    uint32_t posted = atomic_load_explicit(&ring->posted, memory_order_relaxed);
-    uint32_t capacity = former ? former->mask + 1 : FIRST_SLOTS;
-
-    if (former && count <= capacity)
-        return 0;
-    while (capacity < count)
-        capacity *= 2;
-    grown = calloc(1, sizeof *grown + capacity * sizeof grown->items[0]);
-    if (!grown)
-        return -1;
-    grown->former = former;
-    grown->mask = capacity - 1;
-    for (uint32_t i = 1; former && i <= former->mask + 1; i++)
-        grown->items[(posted - i) & grown->mask] = former->items[(posted - i) & former->mask];
-    atomic_store_explicit(&ring->receives, grown, memory_order_release);
-    return 0;
-}
-
 static int ring_grow(struct ndpy_ring *ring)
 {
     uint32_t count = ring->allocated ? ring->allocated : FIRST_SLOTS;
@@ -236,8 +205,6 @@ static int ring_grow(struct ndpy_ring *ring)
 
     if (count > ring->depth - ring->allocated)
         count = ring->depth - ring->allocated;
-    if (ring->is_receive && receives_grow(ring, ring->allocated + count))
-        return -1;
     slots = calloc(1, sizeof *slots + (size_t)count * sizeof slots->slots[0]);
     if (!slots)
         return -1;
@@ -415,7 +382,6 @@ static int cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_comp
             .native_status = native_status,
             .queue_pair = ring->number,
             .retired = 1,
-            .slot = retired + i,
         };
 
         if (slot->flags & (NDPY_SILENT_SUCCESS | NDPY_MARKER)) {

@@ -37,21 +37,6 @@ struct ndpy_slot {
     uint64_t remote_address;
 };
 
-/* What a poll of many receives needs of each. */
-struct ndpy_receive {
-    const struct ndpy_slot *slot;
-    uint64_t context;
-};
-
-/* The receives of a ring one after the other, so that a poll of many reads few cache lines and few pages. A request is
-   at the place of its number & mask, unless a list posted it. former: the smaller array before this one, which a poll
-   may be reading. */
-struct ndpy_receives {
-    struct ndpy_receives *former;
-    uint32_t mask;
-    struct ndpy_receive items[];
-};
-
 /* Some of a ring's slots. */
 struct ndpy_slots {
     struct ndpy_slots *next;
@@ -79,9 +64,8 @@ struct ndpy_postings {
 struct ndpy_ring {
     struct ndpy_postings postings;
     struct ndpy_slots *memory;
-    _Atomic(struct ndpy_receives *) receives; /* NULL for an initiator, and while there are no slots */
-    struct ndpy_slot *newest;                 /* that of the last request, or NULL while there are no slots */
-    struct ndpy_slot *former;                 /* that of the last but one */
+    struct ndpy_slot *newest; /* that of the last request, or NULL while there are no slots */
+    struct ndpy_slot *former; /* that of the last but one */
     uint32_t allocated;
     atomic_uint posted;
     atomic_uint retired;
@@ -90,7 +74,6 @@ struct ndpy_ring {
     uint32_t depth;
     uint32_t silent_run;
     uint32_t number;
-    int is_receive;
     unsigned char *headers; /* of received datagrams, HEADER_SIZE for each slot; NULL for other receives */
     uint64_t header_token;
 };
@@ -145,8 +128,6 @@ struct ndpy_shared_queue {
 
 struct ndpy_completion_queue {
     void *native;
-    struct ndpy_ring *left_ring;    /* that of the last receives that stayed as they came (see leave_receives()) */
-    uint32_t left_number;           /* of its queue pair. While there are results of this one, the ring exists */
     struct ndpy_completion *stored; /* completions taken from the provider, or made here, before a poll */
     uint32_t stored_capacity;
     uint32_t stored_head;
@@ -205,14 +186,6 @@ HOT void ring_commit(struct ndpy_ring *ring, struct ndpy_slot *slot)
     ring->former = ring->newest;
     ring->newest = slot;
     atomic_store_explicit(&ring->posted, slot->sequence + 1, memory_order_release);
-}
-
-/* Notes a ring's next receive. */
-HOT void note_receive(struct ndpy_ring *ring, const struct ndpy_slot *slot)
-{
-    struct ndpy_receives *receives = atomic_load_explicit(&ring->receives, memory_order_relaxed);
-
-    receives->items[slot->sequence & receives->mask] = (struct ndpy_receive){slot, slot->context};
 }
 
 /* Takes the last request back. */

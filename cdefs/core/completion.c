@@ -2,7 +2,7 @@
 
 #include "core.h"
 
-enum { SPARE_COMPLETIONS = 256, STATUSES = 16 };
+enum { STATUSES = 16 };
 
 PyTypeObject *completion_type;
 
@@ -12,10 +12,6 @@ static PyObject *operations, *statuses, *raise_status, *describe, *read_source;
 /* The members of Status, borrowed from `statuses`. The last ones repeat UNKNOWN. None before set_up(). */
 static PyObject *status_members[STATUSES];
 
-/* Completions that were freed, for the next polls. The interpreter's lock guards them. */
-static Completion *spare_completions[SPARE_COMPLETIONS];
-static int spare_count;
-
 PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted)
 {
     PyObject *context = PyLong_FromUnsignedLongLong(entry->context);
@@ -23,19 +19,13 @@ PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted)
 
     if (!context)
         return NULL;
-    if (HAS_GIL && spare_count) {
-        /* It has no reference now, has kept its own one to its type, and has no details. */
-        completion = spare_completions[--spare_count];
-        Py_INCREF((PyObject *)completion);
-    } else {
-        completion = PyObject_New(Completion, completion_type);
-        if (!completion) {
-            Py_DECREF(context);
-            return NULL;
-        }
-        completion->details = NULL;
+    completion = PyObject_New(Completion, completion_type);
+    if (!completion) {
+        Py_DECREF(context);
+        return NULL;
     }
     completion->context = context;
+    completion->details = NULL;
     completion->status = Py_NewRef(status_members[entry->status & (STATUSES - 1)]);
     completion->posted = Py_NewRef(posted);
     completion->entry = *entry;
@@ -66,16 +56,8 @@ static void completion_dealloc(PyObject *self)
     Py_DECREF(completion->context);
     Py_DECREF(completion->status);
     Py_DECREF(completion->posted);
-    if (completion->details)
-        Py_CLEAR(completion->details);
-    if (HAS_GIL && spare_count < SPARE_COMPLETIONS) {
-        spare_completions[spare_count++] = completion;
-    } else {
-        PyTypeObject *type = Py_TYPE(self);
-
-        PyObject_Free(self);
-        Py_DECREF(type);
-    }
+    Py_XDECREF(completion->details);
+    free_object(self);
 }
 
 PyObject *entry_to_tuple(const struct ndpy_completion *entry)

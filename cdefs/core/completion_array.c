@@ -14,21 +14,8 @@ void array_clear(CompletionArray *array)
     for (uint32_t place = 0; array->details && place < array->count; place++)
         Py_CLEAR(array->details[place]);
     array->count = array->owned = 0;
-    array->untouched.count = 0;
-    array->single = NULL;
     while (count--)
         Py_CLEAR(array->owners[count].posted);
-    Py_CLEAR(array->list);
-}
-
-/* Translates what is untouched. */
-void array_read(CompletionArray *array)
-{
-    if (!array->untouched.count)
-        return;
-    array->provider->read_results(array->results, &array->untouched, array->entries);
-    array->untouched.count = 0;
-    Py_CLEAR(array->list);
 }
 
 PyObject *array_owner(const CompletionArray *array, uint32_t place)
@@ -44,19 +31,6 @@ PyObject *array_owner(const CompletionArray *array, uint32_t place)
             first = middle + 1;
     }
     return array->owners[first].posted;
-}
-
-int array_prepare(CompletionArray *array, const struct ndpy_provider *provider)
-{
-    PyMem_Free(array->results);
-    array->provider = NULL;
-    array->results = PyMem_Malloc((size_t)array->capacity * provider->result_size);
-    if (!array->results) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    array->provider = provider;
-    return 0;
 }
 
 static PyObject *array_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
@@ -102,7 +76,6 @@ static int array_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     for (uint32_t place = 0; place < array->owned; place++)
         Py_VISIT(array->owners[place].posted);
-    Py_VISIT(array->list);
     return 0;
 }
 
@@ -122,7 +95,6 @@ static void array_dealloc(PyObject *self)
     Py_CLEAR(array->views[1]);
     PyMem_Free(array->owners);
     PyMem_Free(array->details);
-    PyMem_Free(array->results);
     free_object(self);
 }
 
@@ -140,7 +112,6 @@ static PyObject *get_item(CompletionArray *array, Py_ssize_t place)
         PyErr_Format(PyExc_IndexError, "the array has %u completions", array->count);
         return NULL;
     }
-    array_read(array);
     completion = completion_new(&array->entries[place], array_owner(array, (uint32_t)place));
     if (completion && array->details)
         ((Completion *)completion)->details = Py_XNewRef(array->details[place]);
@@ -160,8 +131,6 @@ static PyObject *array_item(PyObject *self, Py_ssize_t place)
 /* The place of the first request that failed, or -1. Called in a section of the array. */
 static int first_failure(CompletionArray *array)
 {
-    if (array->untouched.count)
-        return -1;
     for (uint32_t place = 0; place < array->count; place++)
         if (array->entries[place].status != NDPY_SUCCESS)
             return (int)place;
@@ -203,8 +172,6 @@ static PyObject *get_column(CompletionArray *array, size_t offset, size_t size)
                             PyLong_FromSsize_t(step)};
     PyObject *slice = NULL, *result = NULL;
 
-    array_read(array);
-    array->is_exposed = 1;
     if (numbers[0] && numbers[1] && numbers[2])
         slice = PySlice_New(numbers[0], numbers[1], numbers[2]);
     if (slice)

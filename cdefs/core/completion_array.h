@@ -12,25 +12,17 @@ struct owner {
 };
 
 /* entries: the completions. owners: the PostedRequests of all of them, `owned` runs of them. views: of the entries, as
-   integers of 64 and of 32 bits. is_exposed: the program may look at the entries through a column at any time. results:
-   the completions in the form of `provider`. If untouched.count is not 0, only these exist, and list has their contexts
-   or is NULL. is_busy: a poll_into() is under way. single: the owner, borrowed, if there is one completion without
-   details; else NULL. details: for each completion the bytes of a struct ndpy_details or NULL, once there were some. */
+   integers of 64 and of 32 bits. is_busy: a poll_into() is under way. details: for each completion the bytes of a
+   struct ndpy_details or NULL, once there were some. */
 typedef struct {
     PyObject_HEAD Py_ssize_t capacity;
     uint32_t count;
     uint32_t owned;
-    SHARED char is_exposed;
     char is_busy;
     struct ndpy_completion *entries;
     struct owner *owners;
     PyObject *views[2];
-    PyObject *list;
-    PyObject *single;
     PyObject **details;
-    struct ndpy_untouched untouched;
-    const struct ndpy_provider *provider;
-    void *results;
 } CompletionArray;
 
 extern PyTypeObject *completion_array_type;
@@ -47,8 +39,5 @@ HOT void array_own(CompletionArray *array, PyObject *posted, uint32_t end)
 
 /* The owner of a completion, borrowed. */
 PyObject *array_owner(const CompletionArray *array, uint32_t place);
-void array_read(CompletionArray *array);
-/* Makes memory for the provider's results. Returns 0, or -1 with an error. */
-int array_prepare(CompletionArray *array, const struct ndpy_provider *provider);
 
 #endif

@@ -92,10 +92,6 @@ static PyObject *queue_attach(PyObject *self, PyObject *arguments)
     if (!PyArg_ParseTuple(arguments, "KK", &provider, &native))
         return NULL;
     ((CompletionQueue *)self)->provider = (const struct ndpy_provider *)(uintptr_t)provider;
-    if (((CompletionQueue *)self)->provider->result_size > RESULT_SIZE) {
-        PyErr_SetString(PyExc_SystemError, "the provider's results are too long");
-        return NULL;
-    }
     guarded_attach((Guarded *)self, (void *)(uintptr_t)native);
     Py_RETURN_NONE;
 }

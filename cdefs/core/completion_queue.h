@@ -5,8 +5,7 @@
 
 #include "core.h"
 
-/* RESULT_SIZE: the largest of a provider's results that polls can leave untouched. */
-enum { BATCH = 64, SLACK = 64, RESULT_SIZE = 64 };
+enum { BATCH = 64, SLACK = 64 };
 
 /* native: a struct ndpy_completion_queue. posted: a dict of PostedRequests by the number of their queue pair. last: the
    PostedRequests of the last completion, and their number. kept: NULL, or a list of completions that a poll took before
@@ -258,13 +257,8 @@ PyObject *open_details(const struct ndpy_completion *entry, struct ndpy_completi
    Python code raises, such as because of Ctrl-C, the program still gets the completion, as the provider reported it. */
 PyObject *collect_one(CompletionQueue *self, const struct ndpy_completion *entry, PyObject **failed,
                       struct failure *failure);
-/* Forgets the receives that untouched completions end. Returns their PostedRequests, borrowed. If there is a list, its
-   object is in *list, which the caller owns, and `untouched` has the contexts of this object. NULL if that is more than
-   to forget them: then nothing has changed. */
-Posted *retire_untouched(CompletionQueue *self, struct ndpy_untouched *untouched, PyObject **list);
-/* Ends several requests of one queue pair and of one operation that only have to be forgotten. Returns as retire_one().
- */
-Posted *retire_alike(CompletionQueue *self, const struct ndpy_completion *entries, uint32_t count);
+/* Ends several requests that only have to be forgotten. alike: see ndpy_poll(). Returns as retire_one(). */
+Posted *retire_several(CompletionQueue *self, const struct ndpy_completion *entries, uint32_t count, uint32_t alike);
 
 /* ---- polling.c ---- */
 

@@ -471,12 +471,6 @@ extern PyTypeObject *posted_list_type, *list_pool_type, *batch_type;
  * pair's lock. */
 void pool_close(ListPool *pool);
 
-/* The context of each request, for as long as somebody has the list. */
-HOT const uint64_t *list_contexts(const PostedList *list)
-{
-    return list->numbers;
-}
-
 /* ---- work_queues.c ---- */
 
 /* The names of the arguments of write(), send(), compare_and_swap() and fetch_and_add(), in their order. read() and

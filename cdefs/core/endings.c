@@ -52,46 +52,12 @@ PyObject *collect_one(CompletionQueue *self, const struct ndpy_completion *entry
     return completion;
 }
 
-Posted *retire_untouched(CompletionQueue *self, struct ndpy_untouched *untouched, PyObject **list)
-{
-    Posted *posted = posted_of(self, untouched->queue_pair);
-    Records *records = posted ? (Records *)posted->receive : NULL;
-    struct record *oldest;
-
-    if (!records || posted->watched)
-        return NULL;
-    if (!untouched->list) {
-        struct run run = {.records = records};
-
-        if (!count_requests(&run, untouched->count))
-            return NULL;
-        end_run(&run);
-        return posted;
-    }
-    mutex_lock(&records->mutex);
-    oldest = records->count ? record_oldest(records) : NULL;
-    if (!oldest || Py_TYPE(oldest->object) != posted_list_type || oldest->left < untouched->count ||
-        ((PostedList *)oldest->object)->native != untouched->list) {
-        posted = NULL;
-    } else {
-        *list = Py_NewRef(oldest->object);
-        untouched->contexts = list_contexts((PostedList *)*list) + untouched->first;
-        oldest->left -= untouched->count;
-        /* The caller has the list. */
-        if (!oldest->left)
-            Py_DECREF(records_take(records));
-    }
-    mutex_unlock(&records->mutex);
-    return posted;
-}
-
-Posted *retire_alike(CompletionQueue *self, const struct ndpy_completion *entries, uint32_t count)
+/* How many requests these completions end, or 0 if they are not all successes of one queue pair and of one operation.
+   Without branches, because this is most of the work. */
+static uint32_t count_ended(const struct ndpy_completion *entries, uint32_t count)
 {
     uint32_t number = entries->queue_pair, operation = entries->operation, retired = 0, differences = 0;
-    struct run run = {0};
-    Posted *posted;
 
-    /* Without branches, because this is most of the work. */
     for (uint32_t place = 0; place < count; place++) {
         const struct ndpy_completion *entry = &entries[place];
 
@@ -99,10 +65,18 @@ Posted *retire_alike(CompletionQueue *self, const struct ndpy_completion *entrie
                        (entry->operation ^ operation);
         retired += entry->retired;
     }
-    posted = differences ? NULL : posted_of(self, number);
+    return differences ? 0 : retired;
+}
+
+Posted *retire_several(CompletionQueue *self, const struct ndpy_completion *entries, uint32_t count, uint32_t alike)
+{
+    uint32_t retired = alike == count ? count : count_ended(entries, count);
+    Posted *posted = retired ? posted_of(self, entries->queue_pair) : NULL;
+    struct run run = {0};
+
     if (!posted || posted->watched)
         return NULL;
-    run.records = (Records *)(operation == NDPY_RECEIVE ? posted->receive : posted->initiator);
+    run.records = (Records *)records_of(posted, entries);
     if (!count_requests(&run, retired))
         return NULL;
     end_run(&run);

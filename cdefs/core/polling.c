@@ -4,12 +4,10 @@
 
 #include "completion_queue.h"
 
-/* What a provider's call has returned. untouched: see struct ndpy_untouched; its results are in `native`, and the
-   others in `entries`. */
-struct look {
+/* What a provider's poll() has returned: `got` entries, or minus an errno. */
+struct taken {
     int got;
-    struct ndpy_untouched untouched;
-    uint64_t native[BATCH * RESULT_SIZE / sizeof(uint64_t)];
+    uint32_t alike;
     struct ndpy_completion entries[BATCH];
 };
 
@@ -35,30 +33,6 @@ static int extend(PyObject **list, PyObject **objects, Py_ssize_t count)
         Py_DECREF(objects[place]);
     }
     return result;
-}
-
-/* Makes the Completions of untouched ones. Returns how many, or -1 if they need more than that. */
-static int make_untouched(CompletionQueue *self, const void *results, struct ndpy_untouched *untouched,
-                          struct ndpy_completion *entries, PyObject **found, struct failure *failure)
-{
-    PyObject *list = NULL;
-    Posted *posted = retire_untouched(self, untouched, &list);
-    int count = 0;
-
-    self->provider->read_results(results, untouched, entries);
-    if (!posted)
-        return -1;
-    Py_INCREF((PyObject *)posted);
-    for (uint32_t place = 0; place < untouched->count; place++) {
-        found[count] = completion_new(&entries[place], (PyObject *)posted);
-        if (found[count])
-            count++;
-        else
-            note_failure(failure);
-    }
-    Py_DECREF((PyObject *)posted);
-    Py_XDECREF(list);
-    return count;
 }
 
 /* Makes what the program gets for some completions. Returns how many objects that are. */
@@ -112,33 +86,23 @@ HOT uint32_t room_for(size_t wanted)
 }
 
 /* Takes up to `room` completions from the provider. Called with the lock. */
-HOT void look_for(CompletionQueue *self, struct look *look, uint32_t room)
+HOT void take(CompletionQueue *self, struct taken *taken, uint32_t room)
 {
-    const struct ndpy_provider *provider = self->provider;
-
-    if (provider->poll_array) {
-        look->got = provider->poll_array(self->native, look->native, look->entries, room, &look->untouched);
-    } else {
-        look->got = provider->poll(self->native, look->entries, room);
-        look->untouched.count = 0;
-    }
+    taken->got = self->provider->poll(self->native, taken->entries, room, &taken->alike);
 }
 
-/* Adds what the program gets for a look to a list, which is made if there is none. Returns 0, or -1 with an error. */
-static int collect(CompletionQueue *self, struct look *look, PyObject **completions, PyObject **failed)
+/* Adds what the program gets for them to a list, which is made if there is none. Returns 0, or -1 with an error. */
+static int collect(CompletionQueue *self, struct taken *taken, PyObject **completions, PyObject **failed)
 {
     struct failure failure = {NULL, NULL, NULL};
     PyObject *found[BATCH];
-    Py_ssize_t count = -1;
+    Py_ssize_t count;
 
-    if (look->got < 0) {
-        raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -look->got));
+    if (taken->got < 0) {
+        raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -taken->got));
         return -1;
     }
-    if (look->got > 1 && look->untouched.count)
-        count = make_untouched(self, look->native, &look->untouched, look->entries, found, &failure);
-    if (count < 0)
-        count = collect_entries(self, look->entries, look->got, found, failed, &failure);
+    count = collect_entries(self, taken->entries, taken->got, found, failed, &failure);
     self->taken += count;
     if (extend(completions, found, count) < 0)
         note_failure(&failure);
@@ -148,18 +112,18 @@ static int collect(CompletionQueue *self, struct look *look, PyObject **completi
     return -1;
 }
 
-/* Goes on after a look that took up to `room` of `wanted` completions. Returns 0, or -1 with an error. */
-static int collect_all(CompletionQueue *self, struct look *look, size_t wanted, uint32_t room, PyObject **completions,
+/* Goes on after a take() of up to `room` of `wanted` completions. Returns 0, or -1 with an error. */
+static int collect_all(CompletionQueue *self, struct taken *taken, size_t wanted, uint32_t room, PyObject **completions,
                        PyObject **failed)
 {
     for (;;) {
-        if (collect(self, look, completions, failed) < 0)
+        if (collect(self, taken, completions, failed) < 0)
             return -1;
-        wanted -= (uint32_t)look->got;
-        if ((uint32_t)look->got < room || !wanted)
+        wanted -= (uint32_t)taken->got;
+        if ((uint32_t)taken->got < room || !wanted)
             return 0;
         room = room_for(wanted);
-        look_for(self, look, room);
+        take(self, taken, room);
     }
 }
 
@@ -328,13 +292,13 @@ HOT PyObject *list_with(CompletionQueue *self, const struct ndpy_completion *ent
     return NULL;
 }
 
-/* Goes on after the first look of a poll, with the completions that it has already. Returns a list, or NULL with an
+/* Goes on after the first take() of a poll, with the completions that it has already. Returns a list, or NULL with an
    error. Called with the lock, which it gives back. */
-static PyObject *poll_on(CompletionQueue *self, struct look *look, size_t wanted, uint32_t room, double spin_s,
+static PyObject *poll_on(CompletionQueue *self, struct taken *taken, size_t wanted, uint32_t room, double spin_s,
                          PyObject *completions)
 {
     PyObject *failed = NULL;
-    int result = collect_all(self, look, wanted, room, &completions, &failed);
+    int result = collect_all(self, taken, wanted, room, &completions, &failed);
 
     if (spin_s > 0 && result == 0 && wanted && PyList_Size(completions) == 0)
         result = collect_spinning(self, wanted, spin_s, &completions, &failed);
@@ -357,7 +321,7 @@ static PyObject *poll_on(CompletionQueue *self, struct look *look, size_t wanted
 /* Begins with the completions that were kept. Called with the lock, which it gives back. */
 static PyObject *poll_kept(CompletionQueue *self, size_t wanted, double spin_s)
 {
-    struct look look = {.got = 0};
+    struct taken taken = {.got = 0};
     PyObject *completions = self->kept ? take_kept(self, (Py_ssize_t)wanted) : NULL;
     uint32_t room;
 
@@ -369,47 +333,34 @@ static PyObject *poll_kept(CompletionQueue *self, size_t wanted, double spin_s)
         wanted -= (size_t)PyList_Size(completions);
     room = room_for(wanted);
     if (room)
-        look_for(self, &look, room);
-    return poll_on(self, &look, wanted, room, spin_s, completions);
+        take(self, &taken, room);
+    return poll_on(self, &taken, wanted, room, spin_s, completions);
 }
 
-/* Ends the requests of a look, if these only have to be forgotten. Returns their PostedRequests, borrowed, or NULL:
-   then nothing has changed. */
-HOT Posted *retire(CompletionQueue *self, struct look *look)
+/* Ends the requests of these completions, if they only have to be forgotten. Returns as retire_one(). */
+HOT Posted *retire(CompletionQueue *self, const struct taken *taken)
 {
-    PyObject *list = NULL;
-    Posted *posted;
-
-    if (look->got == 1)
-        return retire_one(self, look->entries);
-    if (look->got <= 0)
-        return NULL;
-    if (!look->untouched.count)
-        return retire_alike(self, look->entries, (uint32_t)look->got);
-    posted = retire_untouched(self, &look->untouched, &list);
-    if (!posted)
-        return NULL;
-    self->provider->read_results(look->native, &look->untouched, look->entries);
-    Py_XDECREF(list);
-    return posted;
+    if (taken->got == 1)
+        return retire_one(self, taken->entries);
+    return taken->got <= 0 ? NULL : retire_several(self, taken->entries, (uint32_t)taken->got, taken->alike);
 }
 
 /* Takes successes of one queue pair in the usual case. Called with the lock, which it gives back. */
-APART PyObject *poll_found(CompletionQueue *self, struct look *look, size_t wanted, uint32_t room, double spin_s)
+APART PyObject *poll_found(CompletionQueue *self, struct taken *taken, size_t wanted, uint32_t room, double spin_s)
 {
-    int is_all = (uint32_t)look->got < room || look->got == (int)wanted;
-    Posted *posted = is_all ? retire(self, look) : NULL;
+    int is_all = (uint32_t)taken->got < room || taken->got == (int)wanted;
+    Posted *posted = is_all ? retire(self, taken) : NULL;
     PyObject *completions;
 
     if (!posted)
-        return poll_on(self, look, wanted, room, spin_s, NULL);
+        return poll_on(self, taken, wanted, room, spin_s, NULL);
     Py_INCREF((PyObject *)posted);
-    self->taken += look->got;
+    self->taken += taken->got;
     lock_leave(self->lock);
-    if (look->got == 1)
-        completions = list_with(self, look->entries, 1, (PyObject *)posted);
+    if (taken->got == 1)
+        completions = list_with(self, taken->entries, 1, (PyObject *)posted);
     else
-        completions = list_with(self, look->entries, look->got, (PyObject *)posted);
+        completions = list_with(self, taken->entries, taken->got, (PyObject *)posted);
     Py_DECREF((PyObject *)posted);
     return completions;
 }
@@ -417,11 +368,11 @@ APART PyObject *poll_found(CompletionQueue *self, struct look *look, size_t want
 HOT PyObject *poll_now(CompletionQueue *self, size_t wanted, double spin_s)
 {
     uint32_t room = room_for(wanted);
-    struct look look;
+    struct taken taken;
 
-    look_for(self, &look, room);
-    if (look.got || spin_s > 0)
-        return poll_found(self, &look, wanted, room, spin_s);
+    take(self, &taken, room);
+    if (taken.got || spin_s > 0)
+        return poll_found(self, &taken, wanted, room, spin_s);
     lock_leave(self->lock);
     return is_usable(self->failure) ? list_without(self) : raise_failure(self);
 }
@@ -466,11 +417,11 @@ PyObject *queue_collect_internal(PyObject *object, PyObject *Py_UNUSED(none))
 {
     CompletionQueue *self = (CompletionQueue *)object;
     PyObject *nothing = NULL, *failed = PyList_New(0);
-    struct look look = {.got = failed ? BATCH : 0};
+    struct taken taken = {.got = failed ? BATCH : 0};
 
-    while (look.got == BATCH) {
-        look.got = self->provider->poll_internal(self->native, look.entries, BATCH);
-        if (collect(self, &look, &nothing, &failed) < 0)
+    while (taken.got == BATCH) {
+        taken.got = self->provider->poll_internal(self->native, taken.entries, BATCH);
+        if (collect(self, &taken, &nothing, &failed) < 0)
             Py_CLEAR(failed);
         if (!failed)
             break;

@@ -108,69 +108,43 @@ static int collect_each(CompletionQueue *self, CompletionArray *array, uint32_t 
     return -1;
 }
 
-/* The same, as quickly as they allow. */
-static int collect_array(CompletionQueue *self, CompletionArray *array, uint32_t got, PyObject **failed)
+/* The same, as quickly as they allow. alike: see ndpy_poll(). */
+static int collect_array(CompletionQueue *self, CompletionArray *array, int got, uint32_t alike, PyObject **failed)
 {
-    Posted *posted = got ? retire_alike(self, array->entries + array->count, got) : NULL;
-
-    if (!posted)
-        return collect_each(self, array, got, failed);
-    array->count += got;
-    array_own(array, (PyObject *)posted, array->count);
-    self->taken += got;
-    return 0;
-}
-
-/* Sorts out what a look has taken into an empty array. Returns 0, or -1 with an error. */
-static int collect_look(CompletionQueue *self, CompletionArray *array, int got, struct ndpy_untouched *untouched,
-                        PyObject **failed)
-{
-    Posted *posted;
+    const struct ndpy_completion *entries = array->entries + array->count;
+    Posted *posted = NULL;
 
     if (got < 0) {
         raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
         return -1;
     }
-    if (got < 2 || !untouched->count)
-        return collect_array(self, array, (uint32_t)got, failed);
-    posted = retire_untouched(self, untouched, &array->list);
-    if (!posted) {
-        self->provider->read_results(array->results, untouched, array->entries);
-        return collect_array(self, array, (uint32_t)got, failed);
-    }
-    array->untouched = *untouched;
-    array->count = untouched->count;
+    if (got == 1)
+        posted = retire_one(self, entries);
+    else if (got)
+        posted = retire_several(self, entries, (uint32_t)got, alike);
+    if (!posted)
+        return collect_each(self, array, (uint32_t)got, failed);
+    array->count += (uint32_t)got;
     array_own(array, (PyObject *)posted, array->count);
-    self->taken += array->count;
-    if (array->is_exposed)
-        array_read(array);
+    self->taken += got;
     return 0;
 }
 
 /* Takes completions into an empty array. Returns 0, or -1 with an error. Called with the lock. */
 static int poll_array(CompletionQueue *self, CompletionArray *array, PyObject **failed)
 {
-    const struct ndpy_provider *provider = self->provider;
-    struct ndpy_untouched untouched = {.count = 0};
-    uint32_t room = (uint32_t)array->capacity;
+    uint32_t alike;
     int got;
 
     if (self->kept)
         return take_kept_into(self, array);
-    if (provider->poll_array) {
-        if (array->provider != provider && array_prepare(array, provider) < 0)
-            return -1;
-        got = provider->poll_array(self->native, array->results, array->entries, room, &untouched);
-    } else {
-        got = provider->poll(self->native, array->entries, room);
-    }
-    return collect_look(self, array, got, &untouched, failed);
+    got = self->provider->poll(self->native, array->entries, (uint32_t)array->capacity, &alike);
+    return collect_array(self, array, got, alike, failed);
 }
 
 /* Spins until an array has enough completions. Returns 0, or -1 with an error. Called with the lock. */
 static int spin_into(CompletionQueue *self, CompletionArray *array, uint32_t enough, double seconds, PyObject **failed)
 {
-    array_read(array);
     while (seconds > 0 && array->count < enough && is_usable(self->failure) && !*lock_waiters(self->lock)) {
         double slice = seconds < LONGEST_SPIN_S ? seconds : LONGEST_SPIN_S, began = monotonic_now();
         int got =
@@ -178,11 +152,7 @@ static int spin_into(CompletionQueue *self, CompletionArray *array, uint32_t eno
 
         if (began < 0)
             return -1;
-        if (got < 0) {
-            raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
-            return -1;
-        }
-        if (collect_array(self, array, (uint32_t)got, failed) < 0 || PyErr_CheckSignals() < 0)
+        if (collect_array(self, array, got, 0, failed) < 0 || PyErr_CheckSignals() < 0)
             return -1;
         seconds -= monotonic_now() - began;
     }
@@ -207,8 +177,6 @@ static PyObject *end_poll_into(CompletionQueue *self, CompletionArray *array, ui
     BEGIN_SECTION((PyObject *)array)
     if (result < 0)
         keep_array(self, array);
-    else if (HAS_GIL && array->count == 1 && !array->list && !array->details)
-        array->single = array->owners[0].posted;
     taken = array->count;
     array->is_busy = 0;
     END_SECTION()
@@ -238,22 +206,6 @@ static PyObject *poll_into(CompletionQueue *self, CompletionArray *array, uint32
     }
     return end_poll_into(self, array, enough, spin_s, result, failed);
 }
-
-/* Goes on after a look that took more than one success in the usual case. Called with the lock, which it gives back,
-   and with the interpreter's lock. */
-APART PyObject *poll_into_on(CompletionQueue *self, CompletionArray *array, int got, struct ndpy_untouched *untouched)
-{
-    PyObject *failed = NULL;
-    int result;
-
-    array->is_busy = 1;
-    array_clear(array);
-    result = collect_look(self, array, got, untouched, &failed);
-    return end_poll_into(self, array, 1, 0, result, failed);
-}
-
-/* The integer 1. */
-static PyObject *one;
 
 static PyObject *argument_names[3];
 
@@ -288,35 +240,12 @@ static PyObject *poll_into_with(CompletionQueue *self, PyObject *const *argument
 PyObject *queue_poll_into(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
     CompletionQueue *self = (CompletionQueue *)object;
-    struct ndpy_untouched untouched;
-    CompletionArray *array;
-    struct record *record;
-    PyObject *ended;
-    Posted *posted;
-    int got;
 
     if (count != 1 || keywords || Py_TYPE(arguments[0]) != completion_array_type)
         return poll_into_with(self, arguments, count, keywords);
-    array = (CompletionArray *)arguments[0];
     if (enter(self) < 0)
         return NULL;
-    if (!HAS_GIL || self->kept || array->is_busy || array->provider != self->provider)
-        return poll_into(self, array, 1, 0);
-    got = array->provider->poll_array(self->native, array->results, array->entries, (uint32_t)array->capacity,
-                                      &untouched);
-    /* The usual case makes no call, so that no registers are saved for it. */
-    posted = (Posted *)self->last;
-    record = got == 1 && posted && array->single == (PyObject *)posted &&
-                     array->entries->queue_pair == self->last_number && !posted->watched
-                 ? find_record(posted, array->entries)
-                 : NULL;
-    if (!record)
-        return poll_into_on(self, array, got, &untouched);
-    ended = end_request(posted, array->entries, record);
-    self->taken++;
-    lock_leave(self->lock);
-    Py_XDECREF(ended);
-    return Py_NewRef(one);
+    return poll_into(self, (CompletionArray *)arguments[0], 1, 0);
 }
 
 int prepare_polling_arrays(void)
@@ -324,6 +253,5 @@ int prepare_polling_arrays(void)
     argument_names[0] = interned("array");
     argument_names[1] = interned("at_least");
     argument_names[2] = interned("spin_s");
-    one = PyLong_FromLong(1);
-    return argument_names[0] && argument_names[1] && argument_names[2] && one ? 0 : -1;
+    return argument_names[0] && argument_names[1] && argument_names[2] ? 0 : -1;
 }

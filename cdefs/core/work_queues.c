@@ -57,49 +57,19 @@ static int refuse_numbers(PyObject *self, PyObject *context, PyObject *flags)
     return -1;
 }
 
-/* The last object that was given as a number, and its value. The interpreter's lock guards them. */
-struct number {
-    PyObject *object;
-    uint64_t value;
-};
-
-static struct number last_context, last_flags;
-
-/* Reads a number that was not the last one. Returns 0, or -1 with an error. */
-APART int read_number(PyObject *object, unsigned long long largest, struct number *last_one, uint64_t *out)
-{
-    unsigned long long value = PyLong_AsUnsignedLongLong(object);
-    PyObject *former = last_one->object;
-
-    if (value == (unsigned long long)-1 && PyErr_Occurred())
-        return -1;
-    if (value > largest) {
-        PyErr_SetString(PyExc_OverflowError, "flags have 32 bits");
-        return -1;
-    }
-    *out = value;
-    if (!HAS_GIL)
-        return 0;
-    *last_one = (struct number){Py_NewRef(object), value};
-    Py_XDECREF(former);
-    return 0;
-}
-
 HOT int read_numbers(PyObject *self, PyObject *context, PyObject *flags, struct post *post)
 {
-    uint64_t number = 0;
+    unsigned long long number = 0;
 
-    if (!context)
-        post->context = 0;
-    else if (context == last_context.object)
-        post->context = last_context.value;
-    else if (read_number(context, UINT64_MAX, &last_context, &post->context) < 0)
+    post->context = context ? PyLong_AsUnsignedLongLong(context) : 0;
+    if (post->context == UINT64_MAX && PyErr_Occurred())
         return refuse_numbers(self, context, flags);
-    if (flags) {
-        if (flags == last_flags.object)
-            number = last_flags.value;
-        else if (read_number(flags, UINT32_MAX, &last_flags, &number) < 0)
-            return refuse_numbers(self, context, flags);
+    if (flags)
+        number = PyLong_AsUnsignedLongLong(flags);
+    if (number > UINT32_MAX) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_OverflowError, "flags have 32 bits");
+        return refuse_numbers(self, context, flags);
     }
     post->flags = (uint32_t)number;
     return 0;

@@ -112,22 +112,8 @@ static uint64_t version2_bytes(const void *result)
     return ((const struct nd2_result *)result)->bytes_transferred;
 }
 
+static uint32_t version2_translate_all(const void *results, int got, struct ndpy_completion *out);
 static void version2_translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
-
-static int version2_are_plain(const void *results, int count)
-{
-    const struct nd2_result *found = results;
-    uint32_t statuses = 0;
-
-    for (int i = 0; i < count; i++)
-        statuses |= (uint32_t)found[i].status;
-    return !statuses;
-}
-
-static void version2_set_context(void *result, uint64_t context)
-{
-    ((struct nd2_result *)result)->request_context = (void *)(uintptr_t)context;
-}
 
 static const struct native version2 = {
     .elements = version2_elements,
@@ -144,13 +130,17 @@ static const struct native version2 = {
     .vendor_status = no_vendor_status,
     .bytes = version2_bytes,
     .received = nothing_received,
-    .are_plain = version2_are_plain,
-    .set_context = version2_set_context,
     .translate_status = translate_status,
+    .translate_all = version2_translate_all,
     .translate_other = version2_translate_other,
 };
 
 /* ---- the functions of ndpy_abi.h and shim.h ---- */
+
+APART uint32_t version2_translate_all(const void *results, int got, struct ndpy_completion *out)
+{
+    return translate_all(&version2, results, got, out);
+}
 
 APART void version2_translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out)
 {
@@ -193,52 +183,11 @@ int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t co
     return post_initiator(&version2, qp, NDPY_INVALIDATE, NDPY_INVALIDATE, flags, context, 0, NULL, &request);
 }
 
-int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)
+int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, uint32_t *alike)
 {
     struct nd2_result results[NDPY_POLL_BATCH];
 
-    return poll_results(&version2, cq, out, count, results);
-}
-
-static int version2_poll_array(struct ndpy_completion_queue *cq, void *results, struct ndpy_completion *out,
-                               uint32_t count, struct ndpy_untouched *untouched)
-{
-    struct ndpy_ring *ring;
-    uint32_t number;
-    int got;
-
-    untouched->count = 0;
-    if (cq->stored_count)
-        return ndpy_poll(cq, out, count);
-    got = version2_native_poll(cq, results, count);
-    if (got < 2) {
-        translate_all(&version2, results, got, out);
-        return got;
-    }
-    number = version2_queue_pair(results);
-    ring = cq->left_number == number ? cq->left_ring : version2_slot(results)->ring;
-    if (leave_receives(&version2, ring, results, got, untouched)) {
-        cq->left_ring = ring;
-        cq->left_number = number;
-    } else {
-        translate_all(&version2, results, got, out);
-    }
-    return got;
-}
-
-static void version2_read_results(const void *results, const struct ndpy_untouched *untouched,
-                                  struct ndpy_completion *out)
-{
-    const struct nd2_result *found = results;
-
-    for (uint32_t i = 0; i < untouched->count; i++)
-        out[i] = (struct ndpy_completion){
-            .context = (uint64_t)(uintptr_t)found[i].request_context,
-            .nbytes = found[i].bytes_transferred,
-            .operation = NDPY_RECEIVE,
-            .queue_pair = untouched->queue_pair,
-            .retired = 1,
-        };
+    return poll_results(&version2, cq, out, count, alike, results);
 }
 
 int ndpy_drain(struct ndpy_completion_queue *cq)
@@ -251,7 +200,7 @@ int ndpy_drain(struct ndpy_completion_queue *cq)
 static int version2_spin(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
                          const volatile int *stop, uint64_t nanoseconds)
 {
-    return spin(ndpy_poll, native_time_ns, cq, out, count, stop, nanoseconds);
+    return native_spin(ndpy_poll, native_time_ns, cq, out, count, stop, nanoseconds);
 }
 
 const struct ndpy_provider *ndpy_provider_table(void)
@@ -262,9 +211,6 @@ const struct ndpy_provider *ndpy_provider_table(void)
         .poll_internal = ndpy_poll_internal,
         .spin = version2_spin,
         .largest_token = UINT32_MAX,
-        .poll_array = version2_poll_array,
-        .read_results = version2_read_results,
-        .result_size = sizeof(struct nd2_result),
     };
 
     return &provider;

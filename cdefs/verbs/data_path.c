@@ -225,11 +225,6 @@ static int are_plain(const void *results, int count)
     return !statuses && !(flags & ~(uint32_t)IBV_WC_GRH);
 }
 
-static void set_context(void *result, uint64_t context)
-{
-    ((struct native_result *)result)->wc.wr_id = context;
-}
-
 /* Pass on immediate data or an invalidated token. They share a field, because no message has both. */
 HOT void native_received(const void *result, struct ndpy_completion *out)
 {
@@ -311,6 +306,7 @@ HOT uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t flag
     }
 }
 
+static uint32_t verbs_translate_all(const void *results, int got, struct ndpy_completion *out);
 static void translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
 /* extended.c: ndpy_drain() of an extended completion queue. */
 static int drain_extended(struct ndpy_completion_queue *cq);
@@ -373,14 +369,19 @@ static const struct native verbs = {
     .vendor_status = native_vendor_status,
     .bytes = native_bytes,
     .are_plain = are_plain,
-    .set_context = set_context,
     .received = native_received,
     .datagram = native_datagram,
     .translate_status = translate_status,
+    .translate_all = verbs_translate_all,
     .translate_other = translate_other,
 };
 
 /* ---- the functions of ndpy_abi.h and shim.h ---- */
+
+APART uint32_t verbs_translate_all(const void *results, int got, struct ndpy_completion *out)
+{
+    return translate_all(&verbs, results, got, out);
+}
 
 APART void translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out)
 {
@@ -469,11 +470,11 @@ void ndpy_queue_pair_suit_siw(struct ndpy_queue_pair *qp)
     qp->suits_siw = 1;
 }
 
-int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)
+int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, uint32_t *alike)
 {
     struct native_result results[NDPY_POLL_BATCH];
 
-    return poll_results(&verbs, cq, out, count, results);
+    return poll_results(&verbs, cq, out, count, alike, results);
 }
 
 int ndpy_drain(struct ndpy_completion_queue *cq)

@@ -122,11 +122,12 @@ static int take_extended(struct ndpy_completion_queue *cq, struct ndpy_completio
     return (int)done;
 }
 
-static int poll_extended(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)
+static int poll_extended(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, uint32_t *alike)
 {
     uint32_t done = take_stored(cq, out, count);
     int got = done < count ? take_extended(cq, out + done, count - done) : 0;
 
+    *alike = 0;
     if (got < 0)
         return done ? (int)done : got;
     return (int)done + got;
@@ -153,7 +154,7 @@ static int drain_extended(struct ndpy_completion_queue *cq)
 static int spin_extended(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
                          const volatile int *stop, uint64_t nanoseconds)
 {
-    return spin(poll_extended, native_time_ns, cq, out, count, stop, nanoseconds);
+    return native_spin(poll_extended, native_time_ns, cq, out, count, stop, nanoseconds);
 }
 
 const struct ndpy_provider *ndpy_extended_provider_table(void)

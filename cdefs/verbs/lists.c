@@ -1,5 +1,4 @@
-/* What only verbs has: lists of requests that one call posts, arrays of completions that nobody looks at one by one,
-   and sleeping on a completion channel. */
+/* What only verbs has: lists of requests that one call posts, and sleeping on a completion channel. */
 
 _Static_assert(sizeof(struct ibv_sge) <= NATIVE_ELEMENT_SIZE, "an element fits");
 
@@ -239,90 +238,6 @@ static int post_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_
         return end_refused(qp, list, error, refused, posted);
     ring->silent_run = 0;
     return 0;
-}
-
-/* The receives of a queue pair complete in order. So if the first and the last of `count` completions end receives of
-   one posting that are `count` - 1 apart, the others end those between them. */
-static int are_consecutive_receives(const struct ndpy_slot *first, const struct ndpy_slot *last, int count)
-{
-    return first->flags & last->flags & NDPY_LISTED && first->operation == NDPY_RECEIVE &&
-           last->sequence - first->sequence == (uint32_t)count - 1 && first->list == last->list;
-}
-
-/* Translates several results, unless they may stay untouched. */
-APART int read_or_keep(struct native_result *found, int got, struct ndpy_completion *out,
-                       struct ndpy_untouched *untouched)
-{
-    const struct ndpy_slot *first = native_slot(&found[0]), *last = native_slot(&found[got - 1]);
-    uint32_t sequence;
-
-    if (are_consecutive_receives(first, last, got) && are_plain(found, got) &&
-        find_posted(last->ring, last, &sequence) &&
-        sequence + 1 - (uint32_t)got == atomic_load_explicit(&last->ring->retired, memory_order_relaxed)) {
-        atomic_store_explicit(&last->ring->retired, sequence + 1, memory_order_release);
-        *untouched = (struct ndpy_untouched){
-            .list = first->list, .first = first->sequence, .count = (uint32_t)got, .queue_pair = last->ring->number};
-        return got;
-    }
-    untouched->count = 0;
-    if (!leave_receives(&verbs, last->ring, found, got, untouched))
-        translate_all(&verbs, found, got, out);
-    return got;
-}
-
-APART int read_one(const struct native_result *found, struct ndpy_completion *out)
-{
-    translate(&verbs, found, out);
-    return 1;
-}
-
-static int poll_array(struct ndpy_completion_queue *cq, void *results, struct ndpy_completion *out, uint32_t count,
-                      struct ndpy_untouched *untouched)
-{
-    struct native_result *found = results;
-    int got;
-
-    if (cq->stored_count) {
-        untouched->count = 0;
-        return ndpy_poll(cq, out, count);
-    }
-    got = ibv_poll_cq(cq->native, (int)count, &found->wc);
-    if (got > 1)
-        return read_or_keep(found, got, out, untouched);
-    return got == 1 ? read_one(found, out) : got < 0 ? -EIO : 0;
-}
-
-HOT void read_result(const struct native_result *found, uint64_t context, uint32_t queue_pair,
-                     struct ndpy_completion *out)
-{
-    *out = (struct ndpy_completion){
-        .context = context,
-        .nbytes = native_bytes(found),
-        .operation = NDPY_RECEIVE,
-        .status = NDPY_SUCCESS,
-        .native_status = status_of(found),
-        .queue_pair = queue_pair,
-        .retired = 1,
-    };
-}
-
-static void read_results(const void *results, const struct ndpy_untouched *untouched, struct ndpy_completion *out)
-{
-    const struct native_result *found = results;
-    uint32_t count = untouched->count, number = untouched->queue_pair;
-
-    if (untouched->contexts) {
-        for (uint32_t i = 0; i < count; i++)
-            read_result(&found[i], untouched->contexts[i], number, &out[i]);
-        return;
-    }
-    if (!untouched->list) {
-        for (uint32_t i = 0; i < count; i++)
-            read_result(&found[i], found[i].wc.wr_id, number, &out[i]);
-        return;
-    }
-    for (uint32_t i = 0; i < count; i++)
-        read_result(&found[i], untouched->list->slots[untouched->first + i].context, number, &out[i]);
 }
 
 /* ---- sleeping ---- */

@@ -13,7 +13,7 @@ static uint64_t native_time_ns(void)
 static int ndpy_spin(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
                      const volatile int *stop, uint64_t nanoseconds)
 {
-    return spin(ndpy_poll, native_time_ns, cq, out, count, stop, nanoseconds);
+    return native_spin(ndpy_poll, native_time_ns, cq, out, count, stop, nanoseconds);
 }
 
 const struct ndpy_provider *ndpy_provider_table(void)
@@ -27,9 +27,6 @@ const struct ndpy_provider *ndpy_provider_table(void)
         .list_new = list_new,
         .list_free = list_free,
         .post_list = post_list,
-        .poll_array = poll_array,
-        .read_results = read_results,
-        .result_size = sizeof(struct native_result),
         .arm = arm,
         .take_events = take_events,
     };

@@ -140,7 +140,7 @@ class Provider:
         out = ffi.new("struct ndpy_completion[]", max(count, 1))
         # Fill the memory first, as a program's memory has old contents.
         ffi.memmove(out, b"\xaa" * ffi.sizeof(out), ffi.sizeof(out))
-        done = lib.ndpy_poll(self.cq, out, count)
+        done = lib.ndpy_poll(self.cq, out, count, ffi.new("uint32_t *"))
         assert done >= 0, done
         self._out = out
         return [out[place] for place in range(done)]

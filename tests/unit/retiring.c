@@ -118,6 +118,7 @@ static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t f
     return status;
 }
 
+static uint32_t all_translated(const void *results, int got, struct ndpy_completion *out);
 static void translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
 
 static const struct native provider = {
@@ -136,8 +137,14 @@ static const struct native provider = {
     .received = received,
     .datagram = datagram,
     .translate_status = translate_status,
+    .translate_all = all_translated,
     .translate_other = translate_other,
 };
+
+static uint32_t all_translated(const void *results, int got, struct ndpy_completion *out)
+{
+    return translate_all(&provider, results, got, out);
+}
 
 static void translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out)
 {
@@ -165,6 +172,7 @@ static int run(const char *name, int receives, int has_header, uint32_t flags, u
     struct result results[NDPY_POLL_BATCH];
     struct ndpy_completion out;
     struct ndpy_completion_queue *cq = ndpy_completion_queue_new(NULL);
+    uint32_t alike;
     int is_wrong;
 
     qp = ndpy_queue_pair_new(NULL, 1, 1, 1, 1, 1, 0, 4096);
@@ -177,7 +185,7 @@ static int run(const char *name, int receives, int has_header, uint32_t flags, u
         return printf("%s: the ring does not have one slot\n", name);
     completed.status = status;
     is_completed = 1;
-    poll_results(&provider, cq, &out, 1, results);
+    poll_results(&provider, cq, &out, 1, &alike, results);
     is_completed = 0;
     is_wrong = !calls || given_back || post_again();
     if (is_wrong)

@@ -46,7 +46,7 @@ def test_a_receive_has_the_bytes_that_came_and_a_failure_has_none(provider):
     assert (flushed.nbytes, flushed.status, flushed.vendor_status) == (0, lib.NDPY_CANCELED, 88)
     assert (failed.nbytes, failed.status, failed.vendor_status) == (0, lib.NDPY_IO_TIMEOUT, 88)
     assert (failed.native_status, failed.queue_pair) == (lib.IBV_WC_RETRY_EXC_ERR, NUMBER)
-    assert [each.slot for each in (came, flushed, failed)] == [0, 1, 0]
+    assert [each.context for each in (came, flushed, failed)] == [1, 2, 3]
     assert [each.retired for each in (came, flushed, failed)] == [1, 1, 1]
 
 
@@ -183,9 +183,10 @@ def test_a_poll_that_fails_says_so_unless_it_has_something(provider):
     assert lib.ndpy_drain(provider.cq) == 2
     provider.set(poll_error=errno.EINVAL)
     assert lib.ndpy_drain(provider.cq) == -errno.EIO
-    assert lib.ndpy_poll(provider.cq, out, 4) == 2
-    assert lib.ndpy_poll(provider.cq, out, 4) == -errno.EIO
-    assert lib.ndpy_poll(provider.cq, out, 0) == 0
+    alike = ffi.new("uint32_t *")
+    assert lib.ndpy_poll(provider.cq, out, 4, alike) == 2
+    assert lib.ndpy_poll(provider.cq, out, 4, alike) == -errno.EIO
+    assert lib.ndpy_poll(provider.cq, out, 0, alike) == 0
 
 
 def script(rng: random.Random, length: int) -> list[tuple[Any, ...]]:
@@ -224,7 +225,7 @@ def play(provider: Provider, steps: list[tuple[Any, ...]], number: int, at_once:
         taken += [
             (
                 *(each.context, each.nbytes, each.operation, each.status, each.native_status, each.vendor_status),
-                *(each.queue_pair - number, each.retired, each.slot, each.flags),
+                *(each.queue_pair - number, each.retired, each.flags),
             )
             for each in found
         ]
@@ -278,8 +279,8 @@ def test_what_is_stored_stays_in_order_while_more_comes(provider):
 def hide_some(provider: Provider) -> Any:
     """Store four completions: two internal ones, one for the program, and an internal one."""
     qp = provider.queue_pair(depth=2)
-    for internal in (True, True, False, True):
-        assert post(qp, lib.NDPY_SEND, 1, flags=lib.NDPY_SILENT_SUCCESS if internal else 0) == 0
+    for context, internal in enumerate((True, True, False, True)):
+        assert post(qp, lib.NDPY_SEND, 1, flags=lib.NDPY_SILENT_SUCCESS if internal else 0, context=context) == 0
         provider.complete()
         assert lib.ndpy_drain(provider.cq) == int(not internal)
     return qp
@@ -289,13 +290,13 @@ def test_internal_ones_are_taken_up_to_the_first_that_is_for_the_program(provide
     hide_some(provider)
     assert lib.ndpy_undelivered(provider.cq) == 1
     assert [each.flags for each in provider.poll_internal(0)] == []
-    assert [each.slot for each in provider.poll_internal(1)] == [0]
-    assert [each.slot for each in provider.poll_internal(9)] == [1]
+    assert [each.context for each in provider.poll_internal(1)] == [0]
+    assert [each.context for each in provider.poll_internal(9)] == [1]
     assert provider.poll_internal(9) == []
     assert lib.ndpy_undelivered(provider.cq) == 1
-    assert [(each.slot, each.flags) for each in provider.poll(1)] == [(2, 0)]
+    assert [(each.context, each.flags) for each in provider.poll(1)] == [(2, 0)]
     assert lib.ndpy_undelivered(provider.cq) == 0
-    assert [each.slot for each in provider.poll_internal(9)] == [3]
+    assert [each.context for each in provider.poll_internal(9)] == [3]
     assert provider.poll() == []
     flood(provider, 3)
     assert lib.ndpy_drain(provider.cq) == 3
@@ -347,7 +348,6 @@ def test_what_is_left_of_a_queue_pair_is_cancelled_in_order(provider, ended_befo
     operations = [lib.NDPY_SEND, lib.NDPY_SEND, lib.NDPY_READ, lib.NDPY_BIND]
     assert [each.operation for each in left] == operations
     assert [(each.retired, each.queue_pair) for each in left] == [(1, NUMBER)] * 4
-    assert [each.slot for each in left] == [ended_before + place for place in range(4)]
     assert (left[0].context, left[2].context, left[0].nbytes) == (1, 3, 0)
 
 

@@ -711,7 +711,7 @@ def receive_into(provider: Provider, queues: Queues, queue: Queue, completions: 
 
 
 @pytest.mark.parametrize("look_before", [False, True])
-def test_the_receives_of_a_batch_come_untouched_and_are_read_later(provider, queues, queue, look_before):
+def test_the_receives_of_a_batch_are_the_arrays_own(provider, queues, queue, look_before):
     completions, batch = CompletionArray(8), receives(Region(), 5)
     if look_before:
         _ = completions.contexts
@@ -747,7 +747,7 @@ def test_the_receives_of_a_batch_are_retired_together(provider, queues, queue):
         assert not retired
 
 
-def test_untouched_completions_keep_what_they_refer_to(provider, queues, queue):
+def test_completions_outlive_their_list(provider, queues, queue):
     completions = CompletionArray(8)
     receive_into(provider, queues, queue, completions, receives(Region(), 3))
     gc.collect()

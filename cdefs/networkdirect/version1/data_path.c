@@ -270,6 +270,7 @@ static uint64_t version1_bytes(const void *result)
     return cell_of(result)->result.bytes_transferred;
 }
 
+static uint32_t version1_translate_all(const void *results, int got, struct ndpy_completion *out);
 static void version1_translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
 
 static const struct native version1 = {
@@ -287,10 +288,16 @@ static const struct native version1 = {
     .bytes = version1_bytes,
     .received = nothing_received,
     .translate_status = translate_status,
+    .translate_all = version1_translate_all,
     .translate_other = version1_translate_other,
 };
 
 /* ---- the functions of ndpy_abi.h and shim.h ---- */
+
+APART uint32_t version1_translate_all(const void *results, int got, struct ndpy_completion *out)
+{
+    return translate_all(&version1, results, got, out);
+}
 
 APART void version1_translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out)
 {
@@ -327,11 +334,11 @@ int version1_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_
     return post_initiator(&version1, qp, NDPY_INVALIDATE, NDPY_INVALIDATE, flags, context, 0, NULL, &request);
 }
 
-int version1_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)
+int version1_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, uint32_t *alike)
 {
     struct nd_result *results[NDPY_POLL_BATCH];
 
-    return poll_results(&version1, cq, out, count, results);
+    return poll_results(&version1, cq, out, count, alike, results);
 }
 
 int version1_drain(struct ndpy_completion_queue *cq)
@@ -344,7 +351,7 @@ int version1_drain(struct ndpy_completion_queue *cq)
 static int version1_spin(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
                          const volatile int *stop, uint64_t nanoseconds)
 {
-    return spin(version1_poll, native_time_ns, cq, out, count, stop, nanoseconds);
+    return native_spin(version1_poll, native_time_ns, cq, out, count, stop, nanoseconds);
 }
 
 const struct ndpy_provider *version1_provider_table(void)

@@ -33,6 +33,6 @@ int version1_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t cont
                        unsigned char *descriptor, uint64_t address, uint64_t length, uint32_t access);
 int version1_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *window);
 int version1_post_marker(struct ndpy_queue_pair *qp);
-int version1_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
+int version1_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, uint32_t *alike);
 int version1_drain(struct ndpy_completion_queue *cq);
 const struct ndpy_provider *version1_provider_table(void);
