@@ -214,7 +214,7 @@ def test_i_6_6_until_the_callers_time_is_over(softnd):
 def test_i_6_6_until_an_address_of_a_name_has_had_its_share_of_the_time(softnd, monkeypatch):
     """The share ends in a pause between two requests, or during one."""
     found = [(socket.AF_INET, ("127.0.0.1", port)) for port in (7471, 7472)]
-    monkeypatch.setattr("ndpy.objects.connection.resolve_destinations", lambda host, port: list(found))
+    monkeypatch.setattr("ndpy.objects.connection_life.resolve_destinations", lambda host, port: list(found))
     with opened(softnd, connect_timeouts=1_000_000) as (adapter, keep):
         end = create_end(keep, adapter)
         connector = keep(adapter.create_connector())

@@ -85,6 +85,9 @@ class StillConnector(Connector):
     def _native_forget_attempt(self) -> None:
         self.steps.append("forget attempt")
 
+    def _native_abandon_attempt(self, error: Any) -> None:
+        self.steps.append("abandon attempt")
+
     def _native_withdraw(self, former: State) -> None:
         self.steps.append(("withdraw", former))
 
