@@ -59,7 +59,7 @@ def in_vm(commands):
         *(shlex.join(map(str, command)) for command in commands),
     ]
     script = " && ".join(steps)
-    return [sys.executable, "-m", "ndpy", "softroce", "run", *MACHINE, "--", "sh", "-c", script]
+    return [sys.executable, "-m", "ndpy", "vm", "run", *MACHINE, "--", "sh", "-c", script]
 
 
 def take(figures, command):

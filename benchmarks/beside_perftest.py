@@ -2,8 +2,8 @@
 
 python beside_perftest.py sleep|poll ADAPTER NDPY...: prints a table. NDPY is the command that runs ndpy.
 
-    ndpy softroce run --vm --icount --adapter siw -- python benchmarks/beside_perftest.py sleep siw0 python -m ndpy
-    ndpy softroce run --vm --adapter siw -- python benchmarks/beside_perftest.py poll siw0 python -m ndpy
+    ndpy vm run --vm --icount --adapter siw -- python benchmarks/beside_perftest.py sleep siw0 python -m ndpy
+    ndpy vm run --vm --adapter siw -- python benchmarks/beside_perftest.py poll siw0 python -m ndpy
 
 The clock of the first VM counts instructions. It has one processor, so both sides have to sleep: two that poll would measure
 how the kernel shares the processor out. perftest cannot sleep for writes. The second VM has two processors and the machine's

@@ -259,7 +259,7 @@ def test_h_4_2_a_timeout_while_the_server_is_silent(adapter, keep, ends, peer):
 def silent_host(adapter):
     """The address of a host that has a neighbour entry and never answers: its power was cut a moment ago."""
     if not Path("/dev/virtio-ports/ndpy.control").exists() or os.geteuid():
-        pytest.skip("adds a neighbour: only inside the VM of `ndpy softroce run`")
+        pytest.skip("adds a neighbour: only inside the VM of `ndpy vm run`")
     host = host_of(adapter).rpartition(".")[0] + ".99"
     route = subprocess.run(["ip", "route", "get", host], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     device = route.stdout.split("dev ")[1].split()[0]

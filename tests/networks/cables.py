@@ -40,7 +40,7 @@ def ip(*commands: str) -> None:
 def kind_under_test(name: str) -> str:
     """The kind of the adapter under test, of which there can be more. Skips where there can be none."""
     if os.geteuid() or not Path("/dev/virtio-ports/ndpy.control").exists():
-        pytest.skip("adds network interfaces: only inside the VM of `ndpy softroce run`")
+        pytest.skip("adds network interfaces: only inside the VM of `ndpy vm run`")
     driver = next(info.driver for info in ndpy.list_adapters() if info.name == name)
     if driver not in KINDS:
         pytest.skip(f"{driver} makes no further adapters")

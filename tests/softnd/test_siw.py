@@ -219,7 +219,7 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
             server = example_here(end, server_of(name), own_ports[end, name], VM_LIMIT_S + 60)
             servers[end, name] = stack.enter_context(server)
             assert "listening" in server.next_line()
-        command = [sys.executable, "-m", "ndpy", "softroce", "run"]
+        command = [sys.executable, "-m", "ndpy", "vm", "run"]
         command += [f"--forward={port}:{guest_ports[name]}" for name, port in forwarded.items()]
         command.append(f"--forward={disconnects_port}:{DISCONNECTS_PORT}")
         command += ["--adapter", "siw", "--limit", str(VM_LIMIT_S), "--", "sh", str(script)]

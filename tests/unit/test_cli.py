@@ -34,7 +34,7 @@ def make_info(**changes) -> ndpy.AdapterInfo:
 
 def test_subcommands_are_listed():
     output = invoke("--help").output
-    assert all(name in output for name in ("devices", "doctor", "perf", "smoke", "softroce"))
+    assert all(name in output for name in ("devices", "doctor", "perf", "smoke", "softroce", "vm"))
     # Each is described by a whole sentence.
     assert "..." not in output.partition("Commands:")[2]
 
@@ -102,7 +102,7 @@ OPTIONS_OF_NUMBERS = dict(options_of_numbers())
 
 
 def test_the_options_of_numbers_are_found():
-    assert {"devices --watch", "smoke --timeout", "perf --timeout", "perf --duration", "softroce run --limit"} < set(
+    assert {"devices --watch", "smoke --timeout", "perf --timeout", "perf --duration", "vm run --limit"} < set(
         OPTIONS_OF_NUMBERS
     )
 

@@ -85,9 +85,7 @@ def test_commands_that_print_json_take_a_dash_too(no_adapter, monkeypatch, comma
     assert isinstance(json.loads(with_dash.stdout), list)
 
 
-@pytest.mark.parametrize(
-    ("command", "option"), [*REPORTS, ("perf write_lat", "--plot"), ("softroce run", "--keep-log")]
-)
+@pytest.mark.parametrize(("command", "option"), [*REPORTS, ("perf write_lat", "--plot"), ("vm run", "--keep-log")])
 @pytest.mark.parametrize(
     ("place", "said"),
     [
@@ -102,7 +100,7 @@ def test_a_file_that_cannot_be_written_is_found_before_the_run(monkeypatch, tmp_
     (tmp_path / "loop.png").symlink_to("loop.png")
     monkeypatch.setattr(ndpy, "open_adapter", lambda which: pytest.fail("the run began"))
     monkeypatch.setattr("ndpy.tools.machines.run.run", lambda request, say: pytest.fail("the run began"))
-    rest = ["true"] if command == "softroce run" else []
+    rest = ["true"] if command == "vm run" else []
     result = invoke(*command.split(), option, str(tmp_path / place), *rest)
     assert result.exit_code == 2
     assert said in " ".join(result.stderr.split()) and place.rpartition("/")[2] in result.stderr
@@ -200,7 +198,7 @@ def interrupt(*words, **named):
         ("softnd path", "ndpy.platforms.networkdirect.softnd_installation.find"),
         ("softroce up", "ndpy.tools.machines.links.require_linux"),
         ("softroce down", "ndpy.tools.machines.links.require_linux"),
-        ("softroce run true", "ndpy.tools.machines.run.run"),
+        ("vm run true", "ndpy.tools.machines.run.run"),
     ],
 )
 def test_ctrl_c_ends_every_command_with_130(monkeypatch, words, place):

@@ -324,7 +324,7 @@ def test_a_software_adapter_on_a_kernel_without_its_module(here, monkeypatch, mo
     with pytest.raises(SetupError) as caught:
         links.load_module(module)
     assert said[here[2]] in str(caught.value)
-    assert "or use `ndpy softroce run --vm`" in str(caught.value)
+    assert "or use `ndpy vm run --vm`" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Two hosts of `ndpy softroce run --hosts 2`, played by a stand-in for virtme-ng."""
+"""Two hosts of `ndpy vm run --hosts 2`, played by a stand-in for virtme-ng."""
 
 import os
 import signal
@@ -67,7 +67,7 @@ tools.missing = lambda programs: {}
 tools.find = lambda name: sys.argv[1]
 tools.find_kernel = lambda *arguments: tools.Kernel("7.2.13", Path("/boot/vmlinuz-7.2.13"))
 from ndpy.tools.cli import main
-main(["softroce", "run", "--hosts", "2", "--no-kvm", "--", "true"])
+main(["vm", "run", "--hosts", "2", "--no-kvm", "--", "true"])
 """
 
 
@@ -247,7 +247,7 @@ def test_a_signal_ends_both_hosts(pair, number):
 
 @pytest.mark.parametrize("option", [["--network"], ["--forward", "1:2"], ["--icount"]])
 def test_two_hosts_have_a_network_and_a_clock_of_their_own(option):
-    result = CliRunner().invoke(main, ["softroce", "run", "--hosts", "2", *option, "--", "true"])
+    result = CliRunner().invoke(main, ["vm", "run", "--hosts", "2", *option, "--", "true"])
     assert result.exit_code == 2
     assert "--hosts cannot be used together with" in result.output
 
@@ -256,7 +256,7 @@ def test_two_hosts_have_rxe_unless_asked(monkeypatch):
     seen = []
     monkeypatch.setattr(runner, "run", lambda request, say: seen.append(request) or 0)
     for words in ([], ["--adapter", "siw"]):
-        CliRunner().invoke(main, ["softroce", "run", "--hosts", "2", *words, "--", "true"])
+        CliRunner().invoke(main, ["vm", "run", "--hosts", "2", *words, "--", "true"])
     assert [(request.hosts, request.machine.adapters) for request in seen] == [(2, ("rxe",)), (2, ("siw",))]
     with pytest.raises(ValueError, match="have one kind of adapter"):
         hosts.run(["true"], vm.Machine(), 1, print)

@@ -43,7 +43,7 @@ def alive(process):
 
 
 def arguments(*words):
-    return [sys.executable, "-m", "ndpy", "softroce", "run", "--vm", *words]
+    return [sys.executable, "-m", "ndpy", "vm", "run", "--vm", *words]
 
 
 def run(*words, **options):

@@ -83,7 +83,7 @@ from ndpy.tools.machines import run
 from ndpy.tools.machines.place import Place
 
 run.run = lambda request, say: Place().out(b"text") or 0
-main(["softroce", "run", "true"])
+main(["vm", "run", "true"])
 """
     done = run([sys.executable, "-c", program], full)
     assert (done.stderr, done.returncode) == (FULL, 1)

@@ -24,7 +24,7 @@ def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[bytes]
 def on_top(adapter_name):
     """A VLAN and a macvlan on the adapter's interface: the names of the three, and the adapter's port."""
     if os.geteuid() or not Path("/dev/virtio-ports/ndpy.control").exists():
-        pytest.skip("adds network interfaces: only inside the VM of `ndpy softroce run`")
+        pytest.skip("adds network interfaces: only inside the VM of `ndpy vm run`")
     info = next(info for info in ndpy.list_adapters() if info.name == adapter_name)
     if info.transport != "RoCE":
         pytest.skip("iWARP has no GIDs")

@@ -26,7 +26,7 @@ def run(*command: str, check: bool = True) -> None:
 def link(adapter_name):
     """The names (adapter, netdev) of a new link of the kind under test. It has its own veth pair."""
     if os.geteuid() or not Path("/dev/virtio-ports/ndpy.control").exists():
-        pytest.skip("adds and removes network devices: only inside the VM of `ndpy softroce run`")
+        pytest.skip("adds and removes network devices: only inside the VM of `ndpy vm run`")
     driver = next(info.driver for info in ndpy.list_adapters() if info.name == adapter_name)
     name = f"{TYPES[driver]}t"
     run("ip", "link", "add", NETDEV, "mtu", "4200", "type", "veth", "peer", "name", f"{NETDEV}p", "mtu", "4200")

@@ -53,7 +53,7 @@ def route_as_before() -> None:
 def link(adapter_name):
     """The names of two adapters at the ends of a link, and of their netdevs."""
     if os.geteuid() or not Path("/dev/virtio-ports/ndpy.control").exists():
-        pytest.skip("adds and removes network devices: only inside the VM of `ndpy softroce run`")
+        pytest.skip("adds and removes network devices: only inside the VM of `ndpy vm run`")
     info = next(info for info in ndpy.list_adapters() if info.name == adapter_name)
     if ndpy.Capability.RETRY_POLICY not in info.capabilities:
         pytest.skip(f"{adapter_name} does not claim RETRY_POLICY")

@@ -36,7 +36,7 @@ def run(*command: str, check: bool = True) -> None:
 def ends(adapter_name):
     """The adapters of the two ends. Both links have an MTU of 4200 bytes."""
     if os.geteuid() or not Path("/dev/virtio-ports/ndpy.control").exists():
-        pytest.skip("adds and removes network devices: only inside the VM of `ndpy softroce run`")
+        pytest.skip("adds and removes network devices: only inside the VM of `ndpy vm run`")
     kind = TYPES[next(info.driver for info in ndpy.list_adapters() if info.name == adapter_name)]
     run("ip", "link", "add", "ndpye0", "mtu", "4200", "type", "veth", "peer", "name", "ndpye1", "mtu", "4200")
     with contextlib.ExitStack() as undo:

@@ -93,7 +93,7 @@ def why_none(files: Iterable[DeviceFile]) -> tuple[str, str]:
         return (
             "the kernel has no RDMA device",
             "for a card, load its driver (lspci shows the card, `modprobe mlx5_ib` or the like loads it); without one, "
-            "`ndpy softroce up` makes one in software, and `ndpy softroce run -- COMMAND` runs a command in a small machine "
+            "`ndpy softroce up` makes one in software, and `ndpy vm run -- COMMAND` runs a command in a small machine "
             "that has one",
         )
     if in_container():

@@ -21,6 +21,7 @@ _SUBCOMMANDS = {
     "soft": "ndpy.tools.cli.soft",
     "softnd": "ndpy.tools.cli.softnd",
     "softroce": "ndpy.tools.cli.softroce",
+    "vm": "ndpy.tools.cli.vm",
 }
 
 

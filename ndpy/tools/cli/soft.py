@@ -17,7 +17,7 @@ from ndpy.platforms.verbs import softverbs
 # As a shell: the command cannot be run, or is not there.
 _NOT_RUN = 126
 _NOT_FOUND = 127
-# As `ndpy softroce run`: no adapter could be provided.
+# As `ndpy vm run`: no adapter could be provided.
 _NO_ADAPTER = 125
 
 

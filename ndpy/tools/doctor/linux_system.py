@@ -35,9 +35,7 @@ _NO_LIMIT = 1 << 62
 _CAP_IPC_LOCK = 14
 _WHOLE_MACHINE = ["0", "0", "4294967295"]
 
-_ELSEWHERE = (
-    "where that cannot be, `ndpy softroce run --vm -- COMMAND` runs a command in a small machine that has an adapter"
-)
+_ELSEWHERE = "where that cannot be, `ndpy vm run --vm -- COMMAND` runs a command in a small machine that has an adapter"
 
 
 def examine_system(adapter: str = "") -> list[Finding]:

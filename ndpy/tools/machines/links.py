@@ -134,7 +134,7 @@ def load_module(name: str = "rdma_rxe") -> None:
         _call(["modprobe", name], f"the module {name} cannot be loaded")
     except SetupError as error:
         release = os.uname().release
-        remedy = f"{distribution.read().install_module(name, release)}, or use `ndpy softroce run --vm`"
+        remedy = f"{distribution.read().install_module(name, release)}, or use `ndpy vm run --vm`"
         raise SetupError(f"{error}\nkernel {release} has no {name}: {remedy}") from None
 
 
