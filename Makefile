@@ -60,7 +60,7 @@ smoke:
 	.venv/bin/ndpy smoke soft0 $(ARGS)
 	@rig/setup.sh
 	@.venv/bin/python -m compileall -q ndpy # the VM is slow at compiling
-	.venv/bin/ndpy softroce run $(SOFTROCE) --adapter rxe --limit 900 -- .venv/bin/ndpy smoke rxe0 $(ARGS)
+	.venv/bin/ndpy vm run $(SOFTROCE) --adapter rxe --limit 900 -- .venv/bin/ndpy smoke rxe0 $(ARGS)
 
 # Its parts, and which variables choose among them and change them, are in rig/run_tests.py.
 run_tests = @.venv/bin/python rig/run_tests.py
@@ -112,7 +112,7 @@ else ifeq ($(ADAPTER),soft0)
 	.venv/bin/python $(soak_program) soft0
 else
 	@.venv/bin/python -m compileall -q ndpy tests
-	.venv/bin/ndpy softroce run $(SOFTROCE) --adapter $(ADAPTER) --limit $$((SOAK_S + 300)) -- \
+	.venv/bin/ndpy vm run $(SOFTROCE) --adapter $(ADAPTER) --limit $$((SOAK_S + 300)) -- \
 	    .venv/bin/python $(soak_program) $(ADAPTER)0
 endif
 
@@ -152,12 +152,12 @@ bench: windows
 # With one processor whose clock counts instructions, so that the results are the same on every machine.
 bench-cache: setup
 	@.venv/bin/python -m compileall -q ndpy
-	.venv/bin/ndpy softroce run --vm --icount --adapter rxe -- .venv/bin/python benchmarks/registration_cache.py rxe0
+	.venv/bin/ndpy vm run --vm --icount --adapter rxe -- .venv/bin/python benchmarks/registration_cache.py rxe0
 
 # On one processor whose clock counts instructions, as `make bench`.
 bench-asyncio: setup
 	@.venv/bin/python -m compileall -q ndpy benchmarks
-	.venv/bin/ndpy softroce run --vm --icount --adapter rxe --limit 5000 -- .venv/bin/python benchmarks/loops_asyncio.py rxe0
+	.venv/bin/ndpy vm run --vm --icount --adapter rxe --limit 5000 -- .venv/bin/python benchmarks/loops_asyncio.py rxe0
 
 softverbs: venv
 	@ls -l ndpy/platforms/verbs/soft
@@ -176,7 +176,7 @@ softrdma-coverage: setup
 
 soft-bench: setup
 	$(MAKE) -s -C softrdma soft-bench
-	-.venv/bin/ndpy softroce run $(SOFTROCE) --adapter rxe --limit 900 -- softrdma/build/soft_bench --device rxe0 --gid 1
+	-.venv/bin/ndpy vm run $(SOFTROCE) --adapter rxe --limit 900 -- softrdma/build/soft_bench --device rxe0 --gid 1
 
 softnd-bench: softnd
 	$(MAKE) -s -C softrdma build/bench.exe
@@ -189,8 +189,8 @@ bench-windows: windows
 # On rxe twice: with one processor and a clock that counts instructions, and with two processors and the machine's clock.
 bench-register: windows
 	@.venv/bin/python -m compileall -q ndpy benchmarks
-	.venv/bin/ndpy softroce run --vm --icount --adapter rxe --limit 600 -- .venv/bin/python benchmarks/registration.py rxe0
-	.venv/bin/ndpy softroce run --vm --adapter rxe --limit 600 -- .venv/bin/python benchmarks/registration.py rxe0
+	.venv/bin/ndpy vm run --vm --icount --adapter rxe --limit 600 -- .venv/bin/python benchmarks/registration.py rxe0
+	.venv/bin/ndpy vm run --vm --adapter rxe --limit 600 -- .venv/bin/python benchmarks/registration.py rxe0
 	NDPY_PROVIDER='softrdma\build\softnd.dll' SOFTND_DELAY_REGISTRATION_MS=1 rig/wine-python benchmarks/registration.py softnd0
 
 lint: setup

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Unpacks the newest kernels of Debian's suites into .rig/kernels, for `ndpy softroce run --kernel-root`. Nothing of this machine is
+# Unpacks the newest kernels of Debian's suites into .rig/kernels, for `ndpy vm run --kernel-root`. Nothing of this machine is
 # changed: apt works in folders of its own.
 #
 #   rig/kernels.sh SUITE...     stable, testing or unstable; prints "SUITE VERSION FOLDER" for each

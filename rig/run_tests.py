@@ -77,10 +77,10 @@ def pytest(
 
 
 def machine(*options: str, where: str = SOFTROCE) -> list[str]:
-    return [NDPY, "softroce", "run", *where.split(), *options, "--limit", str(LIMIT_S), "--"]
+    return [NDPY, "vm", "run", *where.split(), *options, "--limit", str(LIMIT_S), "--"]
 
 
-# `softroce run --adapter siw` boots the newest kernel that has siw. That need not be the newest kernel.
+# `vm run --adapter siw` boots the newest kernel that has siw. That need not be the newest kernel.
 FIND_SIW = 'from ndpy.tools.machines import tools; tools.find_kernel(adapters=("siw",))'
 
 
@@ -246,7 +246,7 @@ def without(modules: str) -> str:
     return " ".join(("tests/contract", *(f"--ignore tests/contract/test_{module}.py" for module in left_out)))
 
 
-VM = "tests/unit/test_softroce_vm.py"
+VM = "tests/unit/test_vm.py"
 SIW_AND_SOFTND = "tests/softnd/test_siw.py"
 CABLES = "tests/networks/test_on_cables.py"
 # The examples and the tests of the smoke test start many processes, which is slow in the VM. On rxe the examples run between two

@@ -165,7 +165,7 @@ unpack_kernel() {
     rm -rf "$work"
 }
 
-# Without siw there is no siw0 on this kernel: `ndpy softroce run --adapter siw` takes the newest one that has it. Everything
+# Without siw there is no siw0 on this kernel: `ndpy vm run --adapter siw` takes the newest one that has it. Everything
 # else works.
 provide_siw() {
     ! has_siw "$kernel" || return 0

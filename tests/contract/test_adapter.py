@@ -10,8 +10,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-from kit.defects import has_quirk
 from kit.helpers import assert_works, connect_pair, create_end, host_of, memory, require
+from kit.quirks import has_quirk
 
 import ndpy
 from ndpy import Capability

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from kit import aio_peer
 from kit.aio_peer import CLOSE, DONE, GRANT, OFFERS, SLOT, SLOTS, START, WITHDRAW, Peer, frame, hello, message, offer
-from kit.defects import has_quirk, skip_where
 from kit.helpers import DEADLINE_S, host_of, require, sample
+from kit.quirks import has_quirk, skip_where
 
 import ndpy
 from ndpy import Access, RemoteMemory, aio

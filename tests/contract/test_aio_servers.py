@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 from kit.aio_ends import LONG, OPTIONS, SHORT, echo, pattern, require_closed, require_usable, wait_for
-from kit.defects import has_quirk
 from kit.helpers import DEADLINE_S, host_of, require
+from kit.quirks import has_quirk
 
 import ndpy
 from ndpy import aio

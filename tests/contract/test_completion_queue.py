@@ -8,7 +8,6 @@ import threading
 import time
 
 import pytest
-from kit.defects import expect_quirk
 from kit.helpers import (
     CLOCK_TICK_S,
     DEADLINE_S,
@@ -24,6 +23,7 @@ from kit.helpers import (
     take,
     wait_until,
 )
+from kit.quirks import expect_quirk
 
 import ndpy
 from ndpy import Flags, Notify, Status

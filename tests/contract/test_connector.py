@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from kit.defects import expect_quirk
 from kit.helpers import (
     CLOCK_TICK_S,
     DEADLINE_S,
@@ -37,6 +36,7 @@ from kit.helpers import (
     take,
     wait_until,
 )
+from kit.quirks import expect_quirk
 
 import ndpy
 from ndpy import Access, Status

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from kit.defects import has_quirk
 from kit.helpers import (
     DEADLINE_S,
     assert_works,
@@ -20,6 +19,7 @@ from kit.helpers import (
     require,
     take,
 )
+from kit.quirks import has_quirk
 
 import ndpy
 from ndpy import Access, AdapterEvent, Capability, EventKind, Operation

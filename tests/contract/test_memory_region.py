@@ -9,7 +9,6 @@ import mmap
 import threading
 
 import pytest
-from kit.defects import expect_quirk
 from kit.helpers import (
     DEADLINE_S,
     ask,
@@ -29,6 +28,7 @@ from kit.helpers import (
     succeed,
     take,
 )
+from kit.quirks import expect_quirk
 
 import ndpy
 from ndpy import Access, Operation, RemoteMemory, Status

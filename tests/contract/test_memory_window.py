@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from kit.defects import expect_quirk
 from kit.helpers import (
     DEADLINE_S,
     assert_quiet,
@@ -20,6 +19,7 @@ from kit.helpers import (
     succeed,
     take,
 )
+from kit.quirks import expect_quirk
 
 import ndpy
 from ndpy import Access, Flags, Operation, RemoteMemory, Sge, Status

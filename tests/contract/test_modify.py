@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kit.defects import has_quirk
 from kit.helpers import (
     DEADLINE_S,
     assert_quiet,
@@ -22,6 +21,7 @@ from kit.helpers import (
     succeed,
     take,
 )
+from kit.quirks import has_quirk
 
 import ndpy
 from ndpy import Access, AddressVector, Capability, Flags, PathMigration, QueuePairAttributes, QueuePairState, Status

@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from kit.defects import has_quirk
 from kit.helpers import (
     DEADLINE_S,
     QUIET_S,
@@ -22,6 +21,7 @@ from kit.helpers import (
     succeed,
     wait_until,
 )
+from kit.quirks import has_quirk
 
 import ndpy
 from ndpy import Access, Operation, RemoteMemory, ndk

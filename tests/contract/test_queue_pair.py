@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-from kit.defects import has_quirk
 from kit.helpers import (
     DEADLINE_S,
     ask,
@@ -25,6 +24,7 @@ from kit.helpers import (
     take,
     wait_until,
 )
+from kit.quirks import has_quirk
 
 import ndpy
 from ndpy import Access, Flags, Operation, RemoteMemory, Status

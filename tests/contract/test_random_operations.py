@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from kit.defects import has_quirk
 from kit.helpers import (
     DEADLINE_S,
     SEED,
@@ -30,6 +29,7 @@ from kit.helpers import (
     rounds,
     take,
 )
+from kit.quirks import has_quirk
 
 import ndpy
 from ndpy import Access, Batch, Capability, CompletionArray, Flags, Operation, QueuePairType, Status

@@ -7,7 +7,6 @@ import time
 
 import pytest
 from kit.caching import LENGTH, READ, WRITE, read_from, regions, use
-from kit.defects import has_quirk
 from kit.helpers import (
     DEADLINE_S,
     assert_refused,
@@ -19,6 +18,7 @@ from kit.helpers import (
     take,
     wait_until,
 )
+from kit.quirks import has_quirk
 
 import ndpy
 from ndpy import Access, Operation, Status

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 import pytest
-from kit.defects import has_quirk, skip_where
 from kit.helpers import (
     DEADLINE_S,
     QUIET_S,
@@ -19,6 +18,7 @@ from kit.helpers import (
     succeed,
     take,
 )
+from kit.quirks import has_quirk, skip_where
 
 import ndpy
 from ndpy import Access, Status

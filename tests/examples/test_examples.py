@@ -8,9 +8,9 @@ import runpy
 import sys
 
 import pytest
-from kit.defects import skip_where
 from kit.helpers import host_of, only_under_stress, require, sample
 from kit.processes import EXAMPLES, ROOT, Process, free_port, start_example
+from kit.quirks import skip_where
 
 import ndpy
 from ndpy.vocabulary.quirks import Quirk

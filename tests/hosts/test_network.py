@@ -11,8 +11,8 @@ from contextlib import closing
 import pytest
 from hosts import traffic
 from hosts.conftest import NETDEV
-from kit.defects import expect_quirk
 from kit.helpers import DEADLINE_S, SEED, only_under_stress, require, rounds, sample, wait_until
+from kit.quirks import expect_quirk
 
 import ndpy
 from ndpy.vocabulary.quirks import Quirk

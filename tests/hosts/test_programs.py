@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from interop.test_rc_pingpong import check_both_know_both, routable_gids
 from interop.test_rping import lines_of
-from kit.defects import skip_where
 from kit.helpers import only_under_stress, require, sample
 from kit.processes import EXAMPLES, Process, start_example, start_installed, start_python
+from kit.quirks import skip_where
 
 import ndpy
 from ndpy.platforms.verbs import distribution

@@ -14,7 +14,7 @@ import threading
 import time
 import zlib
 
-from kit.defects import has_quirk
+from kit.quirks import has_quirk
 
 import ndpy
 from ndpy import Access, Operation, RetryPolicy

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kit.defects import skip_where
 from kit.helpers import contents, create_end, memory, require, succeed
 from kit.processes import Process
 from kit.programs import built
+from kit.quirks import skip_where
 
 import ndpy
 from ndpy import Access, Endpoint, Operation

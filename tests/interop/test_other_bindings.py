@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kit.defects import skip_where
 from kit.helpers import has_kernel_driver, sample
 from kit.processes import ROOT, Process, foreign_environment, free_port, start_example, wait_for_tcp_listener
+from kit.quirks import skip_where
 
 from ndpy.vocabulary.quirks import Quirk
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from kit.defects import skip_where
 from kit.helpers import has_kernel_driver, host_of, only_under_stress, require, sample
 from kit.processes import Result, free_port, start_example, start_program, wait_for_rdma_listener, wait_for_tcp_listener
+from kit.quirks import skip_where
 from test_rc_pingpong import routable_gids
 
 from ndpy import Capability

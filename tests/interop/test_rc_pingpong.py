@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 
 import pytest
-from kit.defects import skip_where
 from kit.helpers import STRESS, has_kernel_driver, sample
 from kit.processes import free_port, start_example, start_program, wait_for_tcp_listener
+from kit.quirks import skip_where
 
 import ndpy
 from ndpy.platforms.verbs import distribution

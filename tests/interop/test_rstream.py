@@ -16,9 +16,9 @@ import time
 from functools import partial
 
 import pytest
-from kit.defects import has_quirk
 from kit.helpers import DEADLINE_S, STRESS, host_of, memory, require_kernel_driver, sample, wait_until
 from kit.processes import free_port, start_program, wait_for_rdma_listener
+from kit.quirks import has_quirk
 
 import ndpy
 from ndpy import Access, Capability, Flags, Operation, Status

@@ -13,9 +13,9 @@ import socket
 from collections import Counter
 
 import pytest
-from kit.defects import skip_where
 from kit.helpers import DEADLINE_S, SEED, STRESS, contents, has_kernel_driver, memory, require, rounds
 from kit.processes import Process, free_port, start_program, wait_for_tcp_listener
+from kit.quirks import skip_where
 
 import ndpy
 from ndpy import Access, Endpoint, Operation

@@ -8,8 +8,8 @@ import gc
 import pytest
 
 import ndpy
-from kit.defects import has_quirk
 from kit.helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require, wait_until
+from kit.quirks import has_quirk
 from ndpy import aio
 from ndpy.aio.protocol import HEADER_LENGTH
 from ndpy.vocabulary.quirks import Quirk

@@ -22,7 +22,7 @@ import ndpy
 import ndpy.ndk
 from kit import remote
 from kit.deadlines import DEADLINE_S as DEADLINE_S
-from kit.defects import has_quirk, skip_where
+from kit.quirks import has_quirk, skip_where
 from ndpy import Access, Operation, Status
 from ndpy.platforms.verbs import softverbs
 from ndpy.vocabulary.quirks import Quirk

@@ -39,7 +39,7 @@ _PASSED, _FAILED, _SKIPPED = 0, 1, 3
 _PLACES = {"contract": ["tests/contract", "--adapter", "soft0"], "unit": ["tests/unit"]}
 # These boot machines, build things, or start processes that know nothing of a change made here.
 _SHARED = ("provider", "fake", "soft", "points")
-_NOT_HERE = ("test_softroce_vm.py", "test_core_sanitized.py", "test_setup.py", "test_logic_faults.py")
+_NOT_HERE = ("test_vm.py", "test_core_sanitized.py", "test_setup.py", "test_logic_faults.py")
 
 
 # ---- methods ----

@@ -122,7 +122,7 @@ class Unit(Place):
         return not file.startswith(WINDOWS_ONLY) or file in _TESTED_ANYWHERE
 
     def paths(self) -> list[str]:
-        names = [path.name for path in _tests("tests/unit") if path.name != "test_softroce_vm.py"]
+        names = [path.name for path in _tests("tests/unit") if path.name != "test_vm.py"]
         # test_monitor.py needs no adapter.
         return [*(f"tests/unit/{name}" for name in names), "tests/verbs/test_monitor.py"]
 
@@ -162,7 +162,7 @@ class Rxe(Unit):
     def command(self, folder: Path) -> list[str]:
         # VM_COMMAND may be a command that waits for its turn to boot a machine.
         before = shlex.split(os.environ.get("VM_COMMAND", ""))
-        run = [".venv/bin/ndpy", "softroce", "run", "--vm", "--cpus", "1", "--adapter", "rxe"]
+        run = [".venv/bin/ndpy", "vm", "run", "--vm", "--cpus", "1", "--adapter", "rxe"]
         return [*before, *run, "--limit", str(int(self.seconds) + 120), "--", *super().command(folder)]
 
 

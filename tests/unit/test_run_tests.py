@@ -105,7 +105,7 @@ def test_a_part_that_failed_is_named_with_the_end_of_what_it_printed(start):
     # Each log once, and the end of the failed one again.
     assert said.count("== soft0 (after") == 1
     assert said.count("== softnd-siw (after") == said.count("this went wrong") == 2
-    assert said.index("--adapter soft0") < said.index("== the other rows") < said.index("test_softroce_vm.py")
+    assert said.index("--adapter soft0") < said.index("== the other rows") < said.index("test_vm.py")
 
 
 def begun(said):

@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from kit.defects import skip_where
 from kit.processes import foreign_environment
 from kit.programs import built
+from kit.quirks import skip_where
 
 from ndpy import Capability
 from ndpy.vocabulary import quirks

@@ -6,8 +6,8 @@ import dataclasses
 import time
 
 import pytest
-from kit.defects import has_quirk, skip_where
 from kit.helpers import ask, assert_quiet, contexts, create_end, establish, memory, statuses, succeed, take
+from kit.quirks import has_quirk, skip_where
 
 import ndpy
 from ndpy import Access, Endpoint, QueuePairState, Status

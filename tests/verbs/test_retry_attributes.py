@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from kit.defects import has_quirk
 from kit.helpers import ask, create_end, establish, require
+from kit.quirks import has_quirk
 from ndpy._verbs import ffi, lib
 
 from ndpy import Capability, RetryPolicy

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.defects import expect_quirk
 from kit.helpers import DEADLINE_S, sample, wait_until
 from kit.processes import Process
+from kit.quirks import expect_quirk
 
 import ndpy
 from ndpy.vocabulary.quirks import Quirk
