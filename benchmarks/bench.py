@@ -1,6 +1,6 @@
 """Compares ndpy with C, pyverbs and PyPI's ibverbs: on rxe, in one VM whose clock counts instructions, and on softnd, under Wine.
 
-python benchmarks/bench.py [--part rxe|softnd] [FILE]
+python benchmarks/bench.py [--part rxe|softnd|here] [FILE]
     (`make bench` runs it; FILE is bench.json by default, and gets all figures)
 
 The exit status is 1 if ndpy misses a bar, and 2 if there are no figures.
@@ -34,6 +34,8 @@ ON_WINDOWS = (
     r"softrdma\build\networkdirect_calls.exe",
     r"softrdma\build\softnd.dll",
 )
+# On soft0, with memory whose bytes can be counted.
+ON_THIS_MACHINE = ("env", "PYTHONMALLOC=malloc", sys.executable, HERE / "loops_here.py")
 MISSED, NO_FIGURES = 1, 2
 
 
@@ -73,7 +75,7 @@ def take(figures, command):
                 print(text, end="", file=sys.stderr)
                 continue
             if figures.add(line):
-                print(f"bench: {line['who']:8}{LOOPS[line['loop']]:55}{line['us']:10.3f} us", file=sys.stderr)
+                print(f"bench: {line['who']:8}{LOOPS[line['loop']]:55}{line['us']:10.3f}", file=sys.stderr)
     if process.returncode:
         print(
             f"bench: the exit status of {shlex.join(map(str, command[:4]))} ... was {process.returncode}",
@@ -167,16 +169,18 @@ def report(figures, bars=BARS):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--part", choices=("rxe", "softnd"))
+    parser.add_argument("--part", choices=("rxe", "softnd", "here"))
     parser.add_argument("file", nargs="?", type=Path, default=ROOT / "bench.json")
     arguments = parser.parse_args()
     target, figures = arguments.file, Figures([])
     try:
         about = versions()
-        if arguments.part != "softnd":
+        if arguments.part in (None, "rxe"):
             take(figures, in_vm(build()))
-        if arguments.part != "rxe":
+        if arguments.part in (None, "softnd"):
             take(figures, ON_WINDOWS)
+        if arguments.part in (None, "here"):
+            take(figures, ON_THIS_MACHINE)
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"bench: {error}", file=sys.stderr)
         sys.exit(NO_FIGURES)
