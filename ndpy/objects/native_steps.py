@@ -53,7 +53,7 @@ def _lacking(*arguments: Any) -> Any:
 class Classes:
     """The platform's classes for the objects that an adapter makes."""
 
-    region: type[MemoryRegion]
+    region: Callable[..., MemoryRegion]
     window: type[MemoryWindow]
     completion_queue: type[CompletionQueue]
     shared_receive_queue: type[SharedReceiveQueue]
