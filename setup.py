@@ -30,7 +30,7 @@ CFFI_MODULES = {"linux": ["cdefs/build_verbs.py:ffibuilder"], "win32": ["cdefs/b
 CORE = Extension(
     "ndpy._core",
     sorted(str(path) for path in Path("cdefs/core").glob("*.c")),
-    depends=[*map(str, Path("cdefs/core").glob("*.h")), "cdefs/ndpy_abi.h"],
+    depends=[*map(str, Path("cdefs/core").glob("*.h")), *map(str, Path("cdefs").glob("*.h"))],
     py_limited_api=not FREE_THREADED,
     extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden"]
     if sys.platform == "linux"

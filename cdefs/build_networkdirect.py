@@ -8,6 +8,7 @@ import re
 import sys
 import uuid
 from pathlib import Path
+from runpy import run_path
 
 from cffi import FFI
 
@@ -86,6 +87,7 @@ def source() -> str:
 
 
 ffibuilder = FFI()
+ffibuilder.cdef(run_path(str(HERE / "operations.py"))["declaration"]())
 PARTS = (
     "ndpy_abi.h",
     "networkdirect/interfaces.h",

@@ -8,6 +8,7 @@ the function in the library of its first argument, so the module links to no lib
 import re
 import sys
 from pathlib import Path
+from runpy import run_path
 from typing import NamedTuple
 
 from cffi import FFI
@@ -111,6 +112,7 @@ def source() -> str:
 
 
 ffibuilder = FFI()
+ffibuilder.cdef(run_path(str(HERE / "operations.py"))["declaration"]())
 for part in ("ndpy_abi.h", *(f"verbs/{library}.h" for library in LIBRARIES), "verbs/shim.h"):
     ffibuilder.cdef(read(part))
 ffibuilder.set_source(

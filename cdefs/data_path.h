@@ -25,7 +25,7 @@
    data_request: puts a request other than a bind or an invalidation into the provider's words.
    post, receive, receive_shared: give a request to the provider. Each returns 0, one of enum ndpy_refusal, or the
    provider's own number. receive_shared is NULL if there are no shared receive queues. no_memory: the provider's number
-   for being short of memory. extended: what posts the operations of is_extended() instead. NULL if the provider has
+   for being short of memory. extended: what posts the operations of HAS_OTHER_CALL instead. NULL if the provider has
    none of them.
 
    poll: takes up to `count` results of result_size each. Returns how many, or a negative number.
@@ -61,62 +61,39 @@ struct native {
     void (*translate_other)(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
 };
 
-/* The flags that each operation takes. */
-static const uint16_t allowed_flags[] = {
-    [NDPY_RECEIVE] = 0,
-    [NDPY_SEND] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
-    [NDPY_BIND] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_MARKER,
-    [NDPY_INVALIDATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_MARKER,
-    [NDPY_READ] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
-    [NDPY_WRITE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_INLINE,
-    [NDPY_COMPARE_AND_SWAP] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
-    [NDPY_FETCH_AND_ADD] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
-    [NDPY_ATOMIC_WRITE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
-    [NDPY_FLUSH_MEMORY] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
-    [NDPY_SEND_AND_INVALIDATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
-    [NDPY_SEND_WITH_IMMEDIATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
-    [NDPY_WRITE_WITH_IMMEDIATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
-    [NDPY_SEND_TO] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
-    [NDPY_SEND_TO_WITH_IMMEDIATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
-    [NDPY_WRITE_TO_WITH_IMMEDIATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
-};
+#define ROW(operation, number, words, completed, opcode, traits, flags, types, capability) \
+    [number] = {flags, traits, NDPY_##completed, types},
+static const struct operation operations[] = {NDPY_OPERATIONS(ROW)};
+#undef ROW
 
 /* What an atomic operation reads and writes. */
 #define ATOMIC_SIZE 8u
 
-/* ---- operations beyond NDPY_WRITE ---- */
+/* ---- what a queue pair takes ---- */
 
-HOT int is_atomic(uint32_t operation)
+HOT int offers(const struct ndpy_queue_pair *qp, uint32_t operation)
 {
-    return operation == NDPY_COMPARE_AND_SWAP || operation == NDPY_FETCH_AND_ADD;
+    return qp->offered >> operation & 1;
 }
 
-/* Whether it is an operation without elements, for which some providers have another call. */
-HOT int is_extended(uint32_t operation)
+HOT uint64_t total_length(const struct ndpy_element *elements, uint32_t count)
 {
-    return operation == NDPY_ATOMIC_WRITE || operation == NDPY_FLUSH_MEMORY;
+    uint64_t length = 0;
+
+    for (uint32_t i = 0; i < count; i++)
+        length += elements[i].length;
+    return length;
 }
 
-/* The operation of its completion. */
-HOT uint32_t completes_as(uint32_t operation)
-{
-    if (operation < NDPY_SEND_AND_INVALIDATE)
-        return operation;
-    return operation == NDPY_WRITE_WITH_IMMEDIATE || operation == NDPY_WRITE_TO_WITH_IMMEDIATE ? NDPY_WRITE : NDPY_SEND;
-}
-
-/* Whether the queue pair takes such an operation. Returns 0, or a refusal. */
+/* What is to be checked of an operation that is not `plain` here. Returns 0, or a refusal. */
 APART int check_special(const struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
                         const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
 {
-    if (!(qp->offered & 1u << operation))
+    uint32_t traits = operations[operation].traits;
+
+    if (!offers(qp, operation))
         return NDPY_UNSUPPORTED;
-    if (is_extended(operation)) {
-        if (operation == NDPY_ATOMIC_WRITE && remote->address % ATOMIC_SIZE)
-            return NDPY_UNALIGNED;
-        return qp->refuses_reads ? NDPY_NO_READS : 0;
-    }
-    if (operation >= NDPY_SEND_TO) {
+    if (traits & TO_DESTINATION) {
         int is_datagram = remote->operands[0] != 0;
 
         /* The provider would take the one for the other. */
@@ -126,34 +103,59 @@ APART int check_special(const struct ndpy_queue_pair *qp, uint32_t operation, ui
         if (is_datagram && flags & NDPY_READ_FENCE)
             return NDPY_BAD_FLAGS;
     }
-    if (!is_atomic(operation))
-        return 0;
-    if (count != 1 || elements->length != ATOMIC_SIZE)
+    if (traits & IS_ATOMIC && (count != 1 || elements->length != ATOMIC_SIZE))
         return NDPY_NOT_ATOMIC;
-    if (remote->address % ATOMIC_SIZE)
+    if (traits & IS_ALIGNED && remote->address % ATOMIC_SIZE)
         return NDPY_UNALIGNED;
-    if (flags & NDPY_UNWRITABLE)
+    if (traits & IS_ATOMIC && flags & NDPY_UNWRITABLE)
         return NDPY_NOT_WRITABLE;
-    return qp->refuses_reads ? NDPY_NO_READS : 0;
+    if (traits & COUNTS_AS_READ && qp->refuses_reads)
+        return NDPY_NO_READS;
+    return 0;
+}
+
+/* Whether the flags, the elements and the bytes of a request are not too many. Returns 0, or a refusal. */
+HOT int check_limits(const struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint32_t count,
+                     uint64_t nbytes)
+{
+    if (flags & ~(uint32_t)operations[operation].flags)
+        return NDPY_BAD_FLAGS;
+    if (flags & NDPY_INLINE) {
+        if (nbytes > qp->inline_size)
+            return NDPY_INLINE_TOO_LONG;
+    } else if (nbytes > qp->max_length) {
+        return NDPY_TOO_LONG;
+    }
+    if (count > (operation == NDPY_RECEIVE ? qp->max_receive_sge : qp->max_initiator_sge))
+        return NDPY_TOO_MANY_ELEMENTS;
+    /* Every adapter reads into one element. */
+    if (count > 1 && operation == NDPY_READ && count > qp->max_read_sge)
+        return NDPY_TOO_MANY_ELEMENTS;
+    return 0;
+}
+
+/* Whether a queue pair takes a request. Every way of posting asks this. Returns 0, or a refusal. */
+HOT int check_request(const struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
+                      const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote,
+                      uint64_t nbytes)
+{
+    int refused = qp->plain >> operation & 1 ? 0 : check_special(qp, operation, flags, elements, count, remote);
+
+    return refused ? refused : check_limits(qp, operation, flags, count, nbytes);
 }
 
 /* ---- posting ---- */
 
-/* completed: the operation of the completion. remote: NULL if there is none. */
-HOT int post_initiator(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t completed,
-                       uint32_t flags, uint64_t context, uint64_t nbytes, const struct ndpy_remote *remote,
-                       void *request)
+/* Posts a checked request. completed: the operation of the completion. remote: NULL if there is none. */
+HOT int post_initiator(const struct native *native, struct ndpy_queue_pair *qp, uint32_t completed, uint32_t flags,
+                       uint64_t context, uint64_t nbytes, const struct ndpy_remote *remote, void *request)
 {
     struct ndpy_ring *ring = qp->initiator;
     struct ndpy_slot *slot = NULL;
     int signaled, error;
 
-    if (flags & ~(uint32_t)allowed_flags[operation])
-        return NDPY_BAD_FLAGS;
     if (atomic_load_explicit(&qp->connection, memory_order_acquire) == NDPY_NEVER_CONNECTED)
         return NDPY_NOT_CONNECTED;
-    if (operation == NDPY_READ && qp->refuses_reads)
-        return NDPY_NO_READS;
     error = ring_next(ring, &slot, native->no_memory);
     if (error)
         return error;
@@ -182,6 +184,17 @@ HOT int post_initiator(const struct native *native, struct ndpy_queue_pair *qp, 
     }
     ring->silent_run = signaled ? 0 : ring->silent_run + 1;
     return 0;
+}
+
+/* Posts a bind or an invalidation. */
+HOT int post_window_request(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
+                            uint64_t context, uint64_t nbytes, void *request)
+{
+    if (!offers(qp, operation))
+        return NDPY_UNSUPPORTED;
+    if (flags & ~(uint32_t)operations[operation].flags)
+        return NDPY_BAD_FLAGS;
+    return post_initiator(native, qp, operation, flags, context, nbytes, NULL, request);
 }
 
 /* ndpy_post_marker(). request: room for one, as in post_request(). */
@@ -228,13 +241,10 @@ HOT int post_receive(const struct native *native, struct ndpy_queue_pair *qp, ui
                      const struct ndpy_element *elements, uint32_t count, uint64_t nbytes)
 {
     struct ndpy_slot *slot;
-    int error;
+    int error = check_request(qp, NDPY_RECEIVE, flags, elements, count, NULL, nbytes);
 
-    if (count > qp->max_receive_sge)
-        return NDPY_TOO_MANY_ELEMENTS;
-    if (nbytes > qp->max_length)
-        return NDPY_TOO_LONG;
-    error = ring_next(qp->receive, &slot, native->no_memory);
+    if (!error)
+        error = ring_next(qp->receive, &slot, native->no_memory);
     if (error)
         return error;
     slot->context = context;
@@ -255,46 +265,37 @@ HOT int post_receive(const struct native *native, struct ndpy_queue_pair *qp, ui
     return error;
 }
 
-/* Posts an operation beyond NDPY_WRITE, whose length and number of elements are checked. */
+/* Posts an operation that is not `plain` here. */
 APART int post_special(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
                        uint64_t context, const struct ndpy_element *elements, uint32_t count,
                        const struct ndpy_remote *remote, uint64_t nbytes, void *request)
 {
-    int refused = check_special(qp, operation, flags, elements, count, remote);
+    int refused = check_request(qp, operation, flags, elements, count, remote, nbytes);
 
     if (refused)
         return refused;
-    if (is_extended(operation))
+    if (operations[operation].traits & HAS_OTHER_CALL)
         native = native->extended;
     native->data_request(request, operation, native->elements(qp->elements, elements, count), count, remote);
-    return post_initiator(native, qp, operation, completes_as(operation), flags, context, nbytes, remote, request);
+    return post_initiator(native, qp, operations[operation].completes_as, flags, context, nbytes, remote, request);
 }
 
 HOT int post_elements(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
                       uint64_t context, const struct ndpy_element *elements, uint32_t count,
                       const struct ndpy_remote *remote, void *request)
 {
-    uint64_t nbytes = 0;
+    uint64_t nbytes = total_length(elements, count);
+    int refused;
 
-    for (uint32_t i = 0; i < count; i++)
-        nbytes += elements[i].length;
     if (operation == NDPY_RECEIVE)
         return post_receive(native, qp, flags, context, elements, count, nbytes);
-    if (flags & NDPY_INLINE && allowed_flags[operation] & NDPY_INLINE) {
-        if (nbytes > qp->inline_size)
-            return NDPY_INLINE_TOO_LONG;
-    } else if (nbytes > qp->max_length) {
-        return NDPY_TOO_LONG;
-    }
-    if (count > qp->max_initiator_sge)
-        return NDPY_TOO_MANY_ELEMENTS;
-    /* Every adapter reads into one element. */
-    if (count > 1 && operation == NDPY_READ && count > qp->max_read_sge)
-        return NDPY_TOO_MANY_ELEMENTS;
-    if (operation > NDPY_WRITE)
+    if (!(qp->plain >> operation & 1))
         return post_special(native, qp, operation, flags, context, elements, count, remote, nbytes, request);
+    refused = check_limits(qp, operation, flags, count, nbytes);
+    if (refused)
+        return refused;
     native->data_request(request, operation, native->elements(qp->elements, elements, count), count, remote);
-    return post_initiator(native, qp, operation, operation, flags, context, nbytes, remote, request);
+    return post_initiator(native, qp, operation, flags, context, nbytes, remote, request);
 }
 
 /* ndpy_post(). request: room for one. Compiled twice, because most requests have one element. */
@@ -312,12 +313,10 @@ HOT int post_shared(const struct native *native, struct ndpy_shared_queue *queue
                     const struct ndpy_element *elements, uint32_t count)
 {
     struct ndpy_slot *slot = &queue->slots[slot_index];
-    uint64_t nbytes = 0;
+    uint64_t nbytes = total_length(elements, count);
 
     if (count > queue->max_sge)
         return NDPY_TOO_MANY_ELEMENTS;
-    for (uint32_t i = 0; i < count; i++)
-        nbytes += elements[i].length;
     if (nbytes > queue->max_length)
         return NDPY_TOO_LONG;
     slot->context = context;

@@ -1,27 +1,6 @@
 /* The interface of all shims to Python. It has plain declarations only, because cffi reads this file without a
-   preprocessor. The numbers are those of ndpy/vocabulary/flags.py. A test compares the two. */
-
-enum ndpy_operation {
-    NDPY_RECEIVE = 0,
-    NDPY_SEND = 1,
-    NDPY_BIND = 2,
-    NDPY_INVALIDATE = 3,
-    NDPY_READ = 4,
-    NDPY_WRITE = 5,
-    NDPY_RECEIVE_RDMA_WITH_IMMEDIATE = 6, /* only in Python's Operation; in C a receive with NDPY_WRITTEN */
-    NDPY_COMPARE_AND_SWAP = 7,
-    NDPY_FETCH_AND_ADD = 8,
-    NDPY_ATOMIC_WRITE = 9,  /* operands: the value */
-    NDPY_FLUSH_MEMORY = 10, /* operands: the kinds, and whether it is the whole region */
-    /* Only for posting: they complete as sends, and the writes among them as writes. Those with TO go to a destination.
-     */
-    NDPY_SEND_AND_INVALIDATE = 16,
-    NDPY_SEND_WITH_IMMEDIATE = 17,
-    NDPY_WRITE_WITH_IMMEDIATE = 18,
-    NDPY_SEND_TO = 19,
-    NDPY_SEND_TO_WITH_IMMEDIATE = 20,
-    NDPY_WRITE_TO_WITH_IMMEDIATE = 21
-};
+   preprocessor. The numbers are those of ndpy/vocabulary/flags.py. A test compares the two.
+   enum ndpy_operation is in operations.h. */
 
 enum ndpy_status {
     NDPY_SUCCESS = 0,
@@ -158,7 +137,7 @@ struct ndpy_queue_pair *ndpy_queue_pair_new(void *native, uint32_t number, uint3
                                             uint32_t max_receive_sge, uint32_t inline_size, uint64_t max_length);
 void ndpy_queue_pair_free(struct ndpy_queue_pair *qp);
 void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection);
-/* Take these operations beyond NDPY_WRITE, each as the bit of its number. Without this call it takes none of them. */
+/* Take these operations, each as the bit of its number. Without this call it takes those up to NDPY_WRITE. */
 void ndpy_queue_pair_offer(struct ndpy_queue_pair *qp, uint32_t operations);
 /* A read has at most this many elements. Without this call it has as many as any other request. */
 void ndpy_queue_pair_limit_reads(struct ndpy_queue_pair *qp, uint32_t max_read_sge);

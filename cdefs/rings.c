@@ -3,6 +3,9 @@
 
 #include "rings.h"
 
+/* What check_special() has nothing to say about. */
+#define PLAIN_OPERATIONS (1u << NDPY_RECEIVE | 1u << NDPY_SEND | 1u << NDPY_READ | 1u << NDPY_WRITE)
+
 /* ---- creation ---- */
 
 static struct ndpy_ring *ring_new(uint32_t depth, uint32_t number)
@@ -45,6 +48,7 @@ struct ndpy_queue_pair *ndpy_queue_pair_new(void *native, uint32_t number, uint3
     qp->max_read_sge = max_initiator_sge;
     qp->inline_size = inline_size;
     qp->max_length = max_length;
+    ndpy_queue_pair_offer(qp, (2u << NDPY_WRITE) - 1);
     qp->initiator = ring_new(initiator_depth, number);
     qp->receive = ring_new(receive_depth, number);
     qp->elements = calloc((size_t)max_initiator_sge + max_receive_sge + 1, NATIVE_ELEMENT_SIZE);
@@ -81,6 +85,7 @@ void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection)
 void ndpy_queue_pair_offer(struct ndpy_queue_pair *qp, uint32_t operations)
 {
     qp->offered = operations;
+    qp->plain = operations & PLAIN_OPERATIONS & ~(qp->refuses_reads ? 1u << NDPY_READ : 0);
 }
 
 void ndpy_queue_pair_take_headers(struct ndpy_queue_pair *qp, void *headers, uint64_t token)
@@ -99,6 +104,7 @@ void ndpy_queue_pair_restart(struct ndpy_queue_pair *qp)
         rings[i]->silent_run = 0;
     }
     qp->refuses_reads = 0;
+    ndpy_queue_pair_offer(qp, qp->offered);
     atomic_store(&qp->connection, NDPY_NEVER_CONNECTED);
 }
 
@@ -110,6 +116,7 @@ void ndpy_queue_pair_limit_reads(struct ndpy_queue_pair *qp, uint32_t max_read_s
 void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp)
 {
     qp->refuses_reads = 1;
+    ndpy_queue_pair_offer(qp, qp->offered);
 }
 
 int ndpy_first_failure(struct ndpy_queue_pair *qp, struct ndpy_failed_request *out)

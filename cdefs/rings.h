@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "hot.h"
+#include "operations.h"
 
 #define NDPY_POLL_BATCH 64
 
@@ -93,7 +94,8 @@ struct ndpy_queue_pair {
     uint64_t max_length;
     int suits_siw;
     int refuses_reads;
-    uint32_t offered; /* operations beyond NDPY_WRITE, each as the bit of its number */
+    uint32_t offered; /* the operations that it takes, each as the bit of its number */
+    uint32_t plain;   /* those of them that check_special() need not see */
     atomic_int connection;
     struct ndpy_list *lists; /* those in use, and those for the next ones */
 };

@@ -301,6 +301,11 @@ def set_up_completions(
     makes a DatagramSource of the bytes of a struct ndpy_details.
     """
 
+def operations() -> tuple[tuple[str, int, str, int, int, int, int, str], ...]:
+    """The rows of the table of operations (cdefs/operations.h): name, number, words, completes_as, traits, flags, types,
+    capability.
+    """
+
 @final
 class Batch(Uncopied):
     """Requests that QueuePair.post() posts together.
@@ -540,6 +545,102 @@ class WorkQueues(Resource):
             sges, remote, context, flags: as for compare_and_swap().
         Raises: as for compare_and_swap().
         Source: ibv_post_send(3) with IBV_WR_ATOMIC_FETCH_AND_ADD.
+        """
+    def send_to(
+        self,
+        sges: InlineElements,
+        destination: PublicDestination | XrcDestination,
+        *,
+        context: int = 0,
+        flags: int = 0,
+        immediate: int | None = None,
+    ) -> None:
+        """Send a message to a shared receive queue, and return as soon as it is queued.
+
+        Parameters:
+            sges, context, flags, immediate: as for QueuePair.send().
+            destination: the queue.
+        Raises:
+            TypeError: destination is no XrcDestination.
+            NotConnectedError, QueueFullError and so on: as for QueuePair.send().
+        Source: ibv_post_send(3) with IBV_WR_SEND.
+        """
+    def write_to(
+        self,
+        sges: InlineElements,
+        remote: PublicRemoteMemory,
+        destination: XrcDestination,
+        immediate: int,
+        *,
+        context: int = 0,
+        flags: int = 0,
+    ) -> None:
+        """Write to memory of the peer, and give a receive of a shared receive queue the immediate data. Return as soon as it is queued.
+
+        A write without immediate data goes to no queue: that is write().
+
+        Parameters:
+            sges, remote, context, flags, immediate: as for QueuePair.write().
+            destination: the queue.
+        Raises:
+            TypeError: destination is no XrcDestination.
+            NotConnectedError, QueueFullError and so on: as for QueuePair.write().
+        Source: ibv_post_send(3) with IBV_WR_RDMA_WRITE_WITH_IMM.
+        """
+    def send_and_invalidate(
+        self, sges: InlineElements, remote: PublicRemoteMemory, *, context: int = 0, flags: int = 0
+    ) -> None:
+        """Send a message, and have the peer's adapter invalidate a window when the message arrives.
+
+        The window has to be bound to the peer's end of this connection. On the peer's side, is_bound is False as soon as the
+        completion of the message's receive was taken. The request completes as a SEND.
+
+        Parameters:
+            sges, context, flags: as for send().
+            remote: memory that the window gives access to.
+        Raises:
+            UnsupportedError: info.capabilities lacks SEND_INVALIDATE, or the provider refuses it all the same.
+            NotConnectedError, QueueFullError and so on: as for send().
+        Source: INDEndpoint::SendAndInvalidate (contract I.4.2); ibv_post_send(3) with IBV_WR_SEND_WITH_INV.
+        """
+    def atomic_write(self, remote: PublicRemoteMemory, value: int, *, context: int = 0, flags: int = 0) -> None:
+        """Write 8 bytes to the peer at once, so that nobody sees a part of them. Return as soon as the request is queued.
+
+        Parameters:
+            remote: where the first 8 bytes go. The address must be a multiple of 8. The peer's memory needs REMOTE_WRITE.
+            value: an integer of 64 bits, signed or unsigned, written in this host's byte order.
+            context: 0 to 2**64 - 1; comes back in the Completion.
+            flags: SILENT_SUCCESS and READ_FENCE.
+        Raises:
+            UnsupportedError: info.capabilities lacks ATOMIC_WRITE.
+            ElementRangeError: the address is not a multiple of 8, or there are fewer than 8 bytes.
+            NotConnectedError, QueueFullError and so on: as for write().
+        Source: ibv_wr_post(3), ibv_wr_atomic_write().
+        """
+    def flush_memory(
+        self,
+        remote: PublicRemoteMemory,
+        kind: FlushKind = FlushKind.GLOBAL,
+        *,
+        whole_region: bool = False,
+        context: int = 0,
+        flags: int = 0,
+    ) -> None:
+        """Have the peer's adapter finish the earlier writes of this queue pair. Return as soon as the request is queued.
+
+        Its completion says that they are where `kind` wants them. Without it, the completion of a write says only that the peer's
+        adapter has the bytes.
+
+        Parameters:
+            remote: the memory that was written to. It needs Access.FLUSH_GLOBAL or FLUSH_PERSISTENT.
+            kind: GLOBAL, PERSISTENT, or both.
+            whole_region: flush all of the region that the token of `remote` stands for.
+            context: 0 to 2**64 - 1; comes back in the Completion.
+            flags: SILENT_SUCCESS and READ_FENCE.
+        Raises:
+            UnsupportedError: info.capabilities lacks FLUSH.
+            NotConnectedError, QueueFullError and so on: as for write().
+        Source: ibv_wr_post(3), ibv_wr_flush().
         """
     def post(self, batch: Batch, /) -> None:
         """Post the requests of a batch, in one call of the provider where that has such a call, and return as soon as they are

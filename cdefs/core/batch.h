@@ -1,7 +1,12 @@
-/* What posting needs of a batch. */
+/* What the files about batches share. batch.c: the class Batch, and how it is filled. batch_columns.c: the numbers that
+   the program can change. batch_lists.c: the lists that are made of a batch, one for each queue pair. post_batch.c
+   posts these. A list's requests in the provider's own layout are a struct ndpy_list (../rings.h), and one post of a
+   list is a struct ndpy_posting there. */
 
 #ifndef NDPY_BATCH_H
 #define NDPY_BATCH_H
+
+#include "core.h"
 
 enum { LARGEST_CAPACITY = 1 << 20 };
 
@@ -38,5 +43,24 @@ typedef struct {
 /* The list of a batch for a queue pair, borrowed. NULL with an error, or with a refusal of the request *bad. Call this
    with the queue pair's lock, in a section of the batch. */
 PostedList *batch_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad);
+/* The requests from this number on, for _post_singly(). The method _calls(). */
+PyObject *batch_calls(PyObject *self, PyObject *first);
+int add_batch_lists(PyObject *module);
+
+/* ---- batch_columns.c ---- */
+
+extern PyGetSetDef batch_columns[];
+extern PyObject *range_error;
+
+/* Returns 0, or -1 with an error. */
+int make_column(Batch *batch, int which, size_t length);
+/* A copy of all columns, one after the other. NULL with an error. */
+uint64_t *copy_numbers(const Batch *batch);
+int has_same_numbers(const Batch *batch, const PostedList *list);
+/* Checks a copy of the columns, which do not change meanwhile, and reads it into the requests. Returns 0, or -1 with an
+   error. */
+int read_numbers(Batch *batch, const uint64_t *copy);
+/* Reads the columns into the requests. Returns 0, or -1 with an error. */
+int read_columns(Batch *batch);
 
 #endif

@@ -16,6 +16,8 @@
 #include <structmember.h>
 
 #include "../hot.h"
+#include "../operations.h"
+
 #include "../ndpy_abi.h"
 #include "lock.h"
 #include "spares.h"
@@ -471,21 +473,6 @@ extern PyTypeObject *posted_list_type, *list_pool_type, *batch_type;
  * pair's lock. */
 void pool_close(ListPool *pool);
 
-/* ---- work_queues.c ---- */
-
-/* The names of the arguments of write(), send(), compare_and_swap() and fetch_and_add(), in their order. read() and
-   receive() have the first ones of them. */
-extern PyObject *names_with_remote[5], *names_without_remote[4], *names_of_swap[6], *names_of_add[5];
-extern PyObject *names_of_atomic_write[4], *names_of_flush_memory[5];
-extern PyObject *names_to_destination[5], *names_of_write_to[6];
-
-int read_remote(PyObject *object, struct ndpy_remote *out);
-/* Each returns 0, or -1 with an error. */
-int read_immediate(PyObject *object, uint32_t *out);
-/* Reads a Destination into the operands. */
-int read_destination(PyObject *object, struct ndpy_remote *out);
-int read_operand(PyObject *object, const char *name, uint64_t *out);
-
 /* ---- completion.c ---- */
 
 /* context, status: fields that the interpreter reads without a call. details: the bytes of a struct ndpy_details, or
@@ -529,6 +516,7 @@ int add_references(PyObject *module);
 int add_locks(PyObject *module);
 int add_timeouts(PyObject *module);
 int add_records(PyObject *module);
+int add_calls(PyObject *module);
 int add_batches(PyObject *module);
 int add_completion_arrays(PyObject *module);
 

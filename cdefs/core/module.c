@@ -212,9 +212,23 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                         NULL};
 
 static int (*const parts[])(PyObject *module) = {
-    add_uncopied,          add_locks,   add_timeouts, add_resources,         add_adapters,    add_memory,
-    add_references,        add_records, add_batches,  add_completion_arrays, add_completions, add_work_queues,
-    add_completion_queues, add_exports, add_leases,   add_regions,
+    add_uncopied,
+    add_locks,
+    add_timeouts,
+    add_resources,
+    add_adapters,
+    add_memory,
+    add_references,
+    add_records,
+    add_calls,
+    add_batches,
+    add_completion_arrays,
+    add_completions,
+    add_work_queues,
+    add_completion_queues,
+    add_exports,
+    add_leases,
+    add_regions,
 };
 
 static PyObject *first_module;

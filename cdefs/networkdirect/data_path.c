@@ -173,14 +173,14 @@ int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context,
 {
     struct version2_request request = {.bind = {region, window, descriptor, address, length, access}};
 
-    return post_initiator(&version2, qp, NDPY_BIND, NDPY_BIND, flags, context, length, NULL, &request);
+    return post_window_request(&version2, qp, NDPY_BIND, flags, context, length, &request);
 }
 
 int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *window)
 {
     struct version2_request request = {.bind = {.window = window}};
 
-    return post_initiator(&version2, qp, NDPY_INVALIDATE, NDPY_INVALIDATE, flags, context, 0, NULL, &request);
+    return post_window_request(&version2, qp, NDPY_INVALIDATE, flags, context, 0, &request);
 }
 
 int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, uint32_t *alike)

@@ -24,29 +24,9 @@ static int post_error(int result)
     return errno ? errno : EIO;
 }
 
-HOT enum ibv_wr_opcode native_opcode(uint32_t operation)
-{
-    switch (operation) {
-    case NDPY_READ:
-        return IBV_WR_RDMA_READ;
-    case NDPY_WRITE:
-        return IBV_WR_RDMA_WRITE;
-    case NDPY_COMPARE_AND_SWAP:
-        return IBV_WR_ATOMIC_CMP_AND_SWP;
-    case NDPY_FETCH_AND_ADD:
-        return IBV_WR_ATOMIC_FETCH_AND_ADD;
-    case NDPY_SEND_AND_INVALIDATE:
-        return IBV_WR_SEND_WITH_INV;
-    case NDPY_SEND_WITH_IMMEDIATE:
-    case NDPY_SEND_TO_WITH_IMMEDIATE:
-        return IBV_WR_SEND_WITH_IMM;
-    case NDPY_WRITE_WITH_IMMEDIATE:
-    case NDPY_WRITE_TO_WITH_IMMEDIATE:
-        return IBV_WR_RDMA_WRITE_WITH_IMM;
-    default:
-        return IBV_WR_SEND;
-    }
-}
+#define ROW(operation, number, words, completed, opcode, ...) [number] = opcode,
+static const uint8_t native_opcodes[] = {NDPY_OPERATIONS(ROW)};
+#undef ROW
 
 HOT void *native_elements(void *out, const struct ndpy_element *elements, uint32_t count)
 {
@@ -57,29 +37,32 @@ HOT void *native_elements(void *out, const struct ndpy_element *elements, uint32
     return sge;
 }
 
+enum { SPECIAL_TRAITS = TO_DESTINATION | HAS_IMMEDIATE | HAS_OPERANDS };
+
+/* Adds what only requests with one of SPECIAL_TRAITS have. */
 APART void special_request(struct ibv_send_wr *wr, uint32_t operation, const struct ndpy_remote *remote)
 {
-    if (operation >= NDPY_SEND_TO && !remote->operands[0]) {
-        wr->qp_type.xrc.remote_srqn = (uint32_t)remote->operands[1];
+    uint32_t traits = operations[operation].traits;
+
+    if (traits & HAS_IMMEDIATE)
         wr->imm_data = htonl(remote->immediate);
-    } else if (operation >= NDPY_SEND_TO) {
-        wr->wr.ud.ah = (struct ibv_ah *)(uintptr_t)remote->operands[0];
-        wr->wr.ud.remote_qpn = (uint32_t)remote->operands[1];
-        wr->wr.ud.remote_qkey = (uint32_t)(remote->operands[1] >> 32);
-        wr->imm_data = htonl(remote->immediate);
-    } else if (is_extended(operation)) {
-        wr->wr.atomic.remote_addr = remote->address;
-        wr->wr.atomic.compare_add = remote->operands[0];
-        wr->wr.atomic.swap = operation == NDPY_FLUSH_MEMORY ? remote->length : ATOMIC_SIZE;
-        wr->wr.atomic.rkey = remote->token;
-        wr->imm_data = (uint32_t)remote->operands[1];
-    } else if (is_atomic(operation)) {
+    if (traits & HAS_OPERANDS) {
         wr->wr.atomic.remote_addr = remote->address;
         wr->wr.atomic.compare_add = remote->operands[0];
         wr->wr.atomic.swap = remote->operands[1];
         wr->wr.atomic.rkey = remote->token;
-    } else if (operation != NDPY_SEND_AND_INVALIDATE) {
-        wr->imm_data = htonl(remote->immediate);
+    }
+    if (traits & HAS_OTHER_CALL) {
+        /* For extended_post(): the length, and whether it is the whole region. */
+        wr->wr.atomic.swap = remote->length;
+        wr->imm_data = (uint32_t)remote->operands[1];
+    }
+    if (traits & TO_DESTINATION && !remote->operands[0]) {
+        wr->qp_type.xrc.remote_srqn = (uint32_t)remote->operands[1];
+    } else if (traits & TO_DESTINATION) {
+        wr->wr.ud.ah = (struct ibv_ah *)(uintptr_t)remote->operands[0];
+        wr->wr.ud.remote_qpn = (uint32_t)remote->operands[1];
+        wr->wr.ud.remote_qkey = (uint32_t)(remote->operands[1] >> 32);
     }
 }
 
@@ -88,13 +71,13 @@ HOT void native_data_request(void *request, uint32_t operation, void *elements, 
 {
     struct native_request *out = request;
 
-    out->wr.opcode = native_opcode(operation);
+    out->wr.opcode = native_opcodes[operation];
     out->wr.sg_list = elements;
     out->wr.num_sge = (int)count;
     out->wr.wr.rdma.remote_addr = remote->address;
     out->wr.wr.rdma.rkey = remote->token;
     out->wr.invalidate_rkey = remote->token;
-    if (operation > NDPY_WRITE)
+    if (operations[operation].traits & SPECIAL_TRAITS)
         special_request(&out->wr, operation, remote);
 }
 
@@ -422,7 +405,7 @@ int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context,
     request.wr.bind_mw.bind_info.addr = address;
     request.wr.bind_mw.bind_info.length = length;
     request.wr.bind_mw.bind_info.mw_access_flags = access;
-    return post_initiator(&verbs, qp, NDPY_BIND, NDPY_BIND, flags, context, length, NULL, &request);
+    return post_window_request(&verbs, qp, NDPY_BIND, flags, context, length, &request);
 }
 
 int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, uint32_t token)
@@ -432,7 +415,7 @@ int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t co
     memset(&request, 0, sizeof request);
     request.wr.opcode = IBV_WR_LOCAL_INV;
     request.wr.invalidate_rkey = token;
-    return post_initiator(&verbs, qp, NDPY_INVALIDATE, NDPY_INVALIDATE, flags, context, 0, NULL, &request);
+    return post_window_request(&verbs, qp, NDPY_INVALIDATE, flags, context, 0, &request);
 }
 
 /* Posts a request of ibv_bind_mw(3). */
@@ -462,7 +445,7 @@ int ndpy_post_bind_of_type_1(struct ndpy_queue_pair *qp, uint32_t flags, uint64_
     request.wr.bind_mw.bind_info.addr = address;
     request.wr.bind_mw.bind_info.length = length;
     request.wr.bind_mw.bind_info.mw_access_flags = access;
-    return post_initiator(&of_type_1, qp, operation, operation, flags, context, length, NULL, &request);
+    return post_window_request(&of_type_1, qp, operation, flags, context, length, &request);
 }
 
 void ndpy_queue_pair_suit_siw(struct ndpy_queue_pair *qp)

@@ -37,38 +37,6 @@ static void list_free(struct ndpy_list *list)
     list->is_used = list->was_refused;
 }
 
-/* Whether one queue pair can post a request. Returns 0, or a refusal. */
-static int check_request(const struct ndpy_queue_pair *qp, const struct ndpy_list_request *request,
-                         const struct ndpy_element *elements, uint64_t *nbytes)
-{
-    int receives = request->operation == NDPY_RECEIVE;
-    uint32_t most = receives ? qp->max_receive_sge : qp->max_initiator_sge;
-
-    if (request->operation == NDPY_READ)
-        most = qp->max_read_sge;
-    *nbytes = 0;
-    if (qp->receive->headers && !receives && request->operation < NDPY_SEND_TO)
-        return NDPY_UNSUPPORTED;
-    /* One that sends to destinations has no other. */
-    if (request->operation == NDPY_SEND && qp->offered & 1u << NDPY_SEND_TO)
-        return NDPY_UNSUPPORTED;
-    for (uint32_t i = 0; i < request->count; i++)
-        *nbytes += elements[i].length;
-    if (request->operation > NDPY_WRITE) {
-        int refused = check_special(qp, request->operation, request->flags, elements, request->count, &request->remote);
-
-        if (refused)
-            return refused;
-    }
-    if (request->flags & ~(uint32_t)(receives ? NDPY_UNWRITABLE : allowed_flags[request->operation]))
-        return NDPY_BAD_FLAGS;
-    if (request->count > most)
-        return NDPY_TOO_MANY_ELEMENTS;
-    if (request->flags & NDPY_INLINE)
-        return *nbytes > qp->inline_size ? NDPY_INLINE_TOO_LONG : 0;
-    return *nbytes > qp->max_length ? NDPY_TOO_LONG : 0;
-}
-
 static void make_send(struct ibv_send_wr *wr, const struct ndpy_queue_pair *qp, struct ndpy_slot *slot,
                       const struct ndpy_list_request *request, struct ibv_sge *elements, int signaled)
 {
@@ -121,9 +89,12 @@ static int list_new(struct ndpy_queue_pair *qp, const struct ndpy_list_request *
         const struct ndpy_list_request *request = &requests[i];
         struct ndpy_slot *slot = &list->slots[i];
         struct ibv_sge *native = (struct ibv_sge *)list->elements + request->first;
-        int refused = check_request(qp, request, elements + request->first, &slot->nbytes);
-        int signaled;
+        const struct operation *operation = &operations[request->operation];
+        int refused, signaled;
 
+        slot->nbytes = total_length(elements + request->first, request->count);
+        refused = check_request(qp, request->operation, request->flags, elements + request->first, request->count,
+                                &request->remote, slot->nbytes);
         if (refused) {
             *bad = i;
             list->is_used = 0;
@@ -133,7 +104,7 @@ static int list_new(struct ndpy_queue_pair *qp, const struct ndpy_list_request *
         slot->list = list;
         slot->context = request->context;
         slot->sequence = i;
-        slot->operation = (uint16_t)completes_as(request->operation);
+        slot->operation = operation->completes_as;
         slot->flags = (uint16_t)(request->flags | NDPY_LISTED);
         slot->remote_token = request->remote.token;
         slot->remote_address = request->remote.address;
@@ -145,8 +116,8 @@ static int list_new(struct ndpy_queue_pair *qp, const struct ndpy_list_request *
         /* A request that is signaled for nobody ends the silent ones before it. */
         signaled = !(request->flags & NDPY_SILENT_SUCCESS) || i == count - 1 || 2 * (silent_run + 1) >= ring->depth;
         silent_run = signaled ? 0 : silent_run + 1;
-        list->has_reads |= request->operation == NDPY_READ || is_atomic(request->operation);
-        list->posts_singly |= is_extended(request->operation);
+        list->has_reads |= (operation->traits & COUNTS_AS_READ) != 0;
+        list->posts_singly |= (operation->traits & HAS_OTHER_CALL) != 0;
         make_send((struct ibv_send_wr *)list->requests + i, qp, slot, request, native, signaled);
     }
     if (receives)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from typing import Any, NoReturn
+from typing import Any
 
 from ndpy import _core, errors
 from ndpy.objects.connection_parameters import check_private_data
@@ -15,7 +15,6 @@ from ndpy.objects.pending import Pending, wait_or_cancel
 from ndpy.objects.queue_pair import QueuePair
 from ndpy.objects.resource import Resource, busy
 from ndpy.objects.timeouts import timeout
-from ndpy.objects.work_queues import SEND_TO, SEND_TO_WITH_IMMEDIATE
 from ndpy.vocabulary.addresses import Address, is_multicast, resolve, resolve_destination
 from ndpy.vocabulary.datagram import DatagramSource
 from ndpy.vocabulary.endpoint import Endpoint
@@ -100,6 +99,7 @@ class DatagramQueuePair(QueuePair, DatagramSteps):
     """
 
     _destination_class: type[Destination]
+    _destinations = Destination
 
     max_datagram = 0
     qkey = 0
@@ -285,46 +285,7 @@ class DatagramQueuePair(QueuePair, DatagramSteps):
             QueueFullError and so on: as for QueuePair.send().
         Source: ibv_post_send(3), wr.ud.
         """
-        if not isinstance(destination, Destination):
-            raise TypeError(f"a destination is a Destination, not {type(destination).__name__}")
-        self._check()
-        if immediate is not None and not (isinstance(immediate, int) and 0 <= immediate < 1 << 32):
-            raise ValueError(f"immediate is 0 to 4294967295, not {immediate!r}")
-        operation = SEND_TO if immediate is None else SEND_TO_WITH_IMMEDIATE
-        words = (immediate or 0, *destination._words)
-        self._post_many(operation, sges, context, flags, None, words, destination)
-
-    def _refuse(self, operation: str) -> NoReturn:
-        self._check()
-        raise errors.UnsupportedError("a queue pair of type UD sends datagrams only", operation=operation)
-
-    def read(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError."""
-        self._refuse("read")
-
-    def write(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError."""
-        self._refuse("write")
-
-    def send_and_invalidate(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError."""
-        self._refuse("send_and_invalidate")
-
-    def compare_and_swap(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError."""
-        self._refuse("compare_and_swap")
-
-    def fetch_and_add(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError."""
-        self._refuse("fetch_and_add")
-
-    def bind(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError."""
-        self._refuse("bind")
-
-    def connect_endpoint(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError."""
-        self._refuse("connect_endpoint")
+        self.send_to(sges, destination, context=context, flags=flags, immediate=immediate)
 
     def attach_multicast(self, group: bytes, *, lid: int = 0) -> None:
         """Receive what is sent to a multicast group.

@@ -14,7 +14,8 @@ from ndpy.objects.completion_queue import CompletionQueue
 from ndpy.objects.connection_parameters import ReadLimits, RetryPolicy, cap_read_limits
 from ndpy.objects.memory import Binding, MemoryRegion, MemoryWindow, RemoteMemory, Sge
 from ndpy.objects.native_steps import QueuePairSteps
-from ndpy.objects.work_queues import BAD_FLAGS, MARKER, READ, QueuePairLimits, WorkQueues
+from ndpy.objects.operations import MARKER, READ
+from ndpy.objects.work_queues import BAD_FLAGS, QueuePairLimits, WorkQueues
 from ndpy.vocabulary.flags import Access, Capability, Flags, Operation
 from ndpy.vocabulary.queue_pair_attributes import QueuePairAttributes, QueuePairState, QueuePairType, check_change
 from ndpy.vocabulary.weak_set import SharedWeakSet
@@ -134,7 +135,8 @@ class QueuePair(WorkQueues, QueuePairSteps):
         )
         if not native:
             raise errors.InsufficientResourcesError("out of memory", operation="create queue pair")
-        self._lib.ndpy_queue_pair_offer(native, self._offered())
+        self._offers = self._offered()
+        self._lib.ndpy_queue_pair_offer(native, self._offers)
         self._lib.ndpy_queue_pair_limit_reads(native, self._most_elements(READ))
         return native
 
@@ -497,14 +499,15 @@ class QueuePair(WorkQueues, QueuePairSteps):
                 was before.
         Source: IND2QueuePair::Bind (contract E.2); ibv_post_send(3) with IBV_WR_BIND_MW.
         """
-        self._refuse_marker(Operation.BIND, flags)
+        self._check_window_request(Operation.BIND, flags)
         window_requests.bind(self, window, memory, access, context, flags)
 
     def _expose(self, window: MemoryWindow, memory: Sge, access: Access) -> None:
         """Do bind(). The program gets a completion only if it fails."""
         window_requests.bind(self, window, memory, access, 0, MARKER | Flags.SILENT_SUCCESS)
 
-    def _refuse_marker(self, operation: Operation, flags: int) -> None:
+    def _check_window_request(self, operation: Operation, flags: int) -> None:
+        self._require_offered(operation)
         if isinstance(flags, int) and flags & MARKER:
             raise self._refusal(operation, BAD_FLAGS, [], flags)
 
@@ -523,7 +526,7 @@ class QueuePair(WorkQueues, QueuePairSteps):
             ForeignObjectError, NotConnectedError, QueueFullError, ClosedError: as for send().
         Source: IND2QueuePair::Invalidate (contract E.6); ibv_post_send(3) with IBV_WR_LOCAL_INV.
         """
-        self._refuse_marker(Operation.INVALIDATE, flags)
+        self._check_window_request(Operation.INVALIDATE, flags)
         window_requests.invalidate(self, window, context, flags)
 
     def _revoke(self, window: MemoryWindow) -> bool:
@@ -655,6 +658,8 @@ class QueuePair(WorkQueues, QueuePairSteps):
             ProviderError: the adapter cannot reach that endpoint.
         """
         self._require_endpoints("connect_endpoint")
+        if self.type is QueuePairType.UD:
+            raise self._does_not("connect_endpoint")
         self._require_unused()
         if retry is not None and self.type not in (*_THAT_RETRY, QueuePairType.XRC_RECV):
             raise errors.UnsupportedError(

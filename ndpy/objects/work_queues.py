@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ndpy import _core, errors
 from ndpy.objects.completion import PostedRequests
-from ndpy.objects.memory import Elements, InlineElements, MemoryRegion, RemoteMemory, Sge, address_of, plain_view
+from ndpy.objects.memory import Elements, MemoryRegion, RemoteMemory, Sge, address_of, plain_view
+from ndpy.objects.operations import READ, RECEIVE, SEND, SEND_TO, TABLE, UNWRITABLE, Traits, words_of_flags
 from ndpy.objects.resource import Resource
-from ndpy.vocabulary.flags import Capability, Flags, FlushKind, Operation
+from ndpy.vocabulary.flags import Capability, Flags
 from ndpy.vocabulary.queue_pair_attributes import QueuePairType
 
 if TYPE_CHECKING:
@@ -28,80 +29,29 @@ QUEUE_FULL, NOT_CONNECTED, TOO_MANY_ELEMENTS, TOO_LONG, INLINE_TOO_LONG, BAD_FLA
 )
 UNSUPPORTED, NOT_ATOMIC, UNALIGNED, NOT_WRITABLE = range(-10, -14, -1)
 
-RECEIVE = int(Operation.RECEIVE)
-SEND = int(Operation.SEND)
-READ = int(Operation.READ)
-WRITE = int(Operation.WRITE)
-COMPARE_AND_SWAP = int(Operation.COMPARE_AND_SWAP)
-FETCH_AND_ADD = int(Operation.FETCH_AND_ADD)
-ATOMIC_WRITE = int(Operation.ATOMIC_WRITE)
-FLUSH_MEMORY = int(Operation.FLUSH_MEMORY)
-# enum ndpy_operation: sends and a write, which complete as such.
-SEND_AND_INVALIDATE, SEND_WITH_IMMEDIATE, WRITE_WITH_IMMEDIATE = 16, 17, 18
-SEND_TO, SEND_TO_WITH_IMMEDIATE, WRITE_TO_WITH_IMMEDIATE = 19, 20, 21
-_ATOMIC = (COMPARE_AND_SWAP, FETCH_AND_ADD)
-_ATOMIC_SIZE = 8
-_MAY_BE_INLINE = (SEND, WRITE, *range(SEND_AND_INVALIDATE, WRITE_TO_WITH_IMMEDIATE + 1))
-# What an adapter needs for the operations beyond WRITE.
-_NEEDS = {
-    COMPARE_AND_SWAP: Capability.ATOMICS,
-    FETCH_AND_ADD: Capability.ATOMICS,
-    ATOMIC_WRITE: Capability.ATOMIC_WRITE,
-    FLUSH_MEMORY: Capability.FLUSH,
-    SEND_AND_INVALIDATE: Capability.SEND_INVALIDATE,
-    SEND_WITH_IMMEDIATE: Capability.IMMEDIATE_DATA,
-    WRITE_WITH_IMMEDIATE: Capability.IMMEDIATE_DATA,
-}
-# What queue pairs of each type take of these.
-_TAKEN_BY = {
-    QueuePairType.RC: {
-        COMPARE_AND_SWAP,
-        FETCH_AND_ADD,
-        ATOMIC_WRITE,
-        FLUSH_MEMORY,
-        SEND_AND_INVALIDATE,
-        SEND_WITH_IMMEDIATE,
-        WRITE_WITH_IMMEDIATE,
-    },
-    QueuePairType.UC: {SEND_WITH_IMMEDIATE, WRITE_WITH_IMMEDIATE},
-    QueuePairType.UD: {SEND_TO, SEND_TO_WITH_IMMEDIATE},
-    QueuePairType.XRC_SEND: {
-        COMPARE_AND_SWAP,
-        FETCH_AND_ADD,
-        SEND_TO,
-        SEND_TO_WITH_IMMEDIATE,
-        WRITE_TO_WITH_IMMEDIATE,
-    },
-    QueuePairType.XRC_RECV: set(),
-}
 _DOES = {
     QueuePairType.UC: "sends and writes only",
     QueuePairType.UD: "sends datagrams only",
     QueuePairType.XRC_SEND: "names a shared receive queue with what it sends, by send_to() and write_to(); besides it reads, writes "
-    "and does atomic operations",
-    QueuePairType.XRC_RECV: "posts no requests",
+    "and does atomic operations; it receives nothing",
+    QueuePairType.XRC_RECV: "posts no requests; receives are those of its domain's shared receive queues",
 }
+# What an adapter without these is told about.
+_LACKS = {
+    Capability.ATOMICS: "has no atomic operations",
+    Capability.ATOMIC_WRITE: "has no atomic writes",
+    Capability.FLUSH: "cannot flush memory of its peer; a read of the last byte comes after all writes",
+    Capability.IMMEDIATE_DATA: "has no immediate data; put the number into a message",
+    Capability.SEND_INVALIDATE: "cannot invalidate a peer's window with a message; use send(), and let the peer call invalidate() "
+    "itself",
+}
+_ATOMIC_SIZE = 8
 #: The immediate data and both operands of a request that has none.
 Words = tuple[int, int, int]
 _NO_WORDS: Words = (0, 0, 0)
 #: An element, or the address, the length and the token of memory that is sent inline.
 Piece: TypeAlias = Sge | MemoryRegion | tuple[int, int, int]
 _INLINE = int(Flags.INLINE)
-# enum ndpy_internal_flag of cdefs/ndpy_abi.h.
-_UNWRITABLE = 0x100
-MARKER = 0x200
-
-#: Names of the flags that an operation takes.
-_FLAGS_OF: dict[int, str] = {
-    SEND: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
-    SEND_AND_INVALIDATE: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
-    SEND_WITH_IMMEDIATE: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
-    WRITE_WITH_IMMEDIATE: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
-    SEND_TO: "SILENT_SUCCESS, SOLICITED and INLINE, and READ_FENCE with XRC",
-    SEND_TO_WITH_IMMEDIATE: "SILENT_SUCCESS, SOLICITED and INLINE, and READ_FENCE with XRC",
-    WRITE_TO_WITH_IMMEDIATE: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
-    WRITE: "SILENT_SUCCESS, READ_FENCE and INLINE",
-}
 
 
 def is_writable(local: Any) -> bool:
@@ -109,19 +59,6 @@ def is_writable(local: Any) -> bool:
     if type(local) is Sge:
         return bool(local.region._writable)
     return all(getattr(getattr(element, "region", element), "_writable", True) for element in flatten(local))
-
-
-def operation_name(operation: int) -> str:
-    """Return the name of the method that posts this operation."""
-    names = {
-        SEND_AND_INVALIDATE: "send_and_invalidate",
-        SEND_WITH_IMMEDIATE: "send with immediate data",
-        WRITE_WITH_IMMEDIATE: "write with immediate data",
-        SEND_TO: "send",
-        SEND_TO_WITH_IMMEDIATE: "send with immediate data",
-        WRITE_TO_WITH_IMMEDIATE: "write with immediate data",
-    }
-    return names.get(operation) or Operation(operation).name.lower()
 
 
 def flatten(local: Any) -> list[Any]:
@@ -208,6 +145,10 @@ class WorkQueues(_core.WorkQueues, Resource):
     _native: Any
     #: Its transport service.
     type = QueuePairType.RC
+    #: See _offered().
+    _offers = -1
+    #: What its requests go to, if they name a destination.
+    _destinations: Any = None
 
     def __init__(self, adapter: Adapter, limits: QueuePairLimits, srq: SharedReceiveQueue | None) -> None:
         super().__init__(adapter)
@@ -246,85 +187,25 @@ class WorkQueues(_core.WorkQueues, Resource):
     def _cancel_late_request(self, operation: int) -> None:
         """Have the provider cancel a request that was posted after the end of the connection."""
 
-    def _no_own_receives(self) -> errors.UnsupportedError:
-        return errors.UnsupportedError(
-            "this queue pair takes its receives from a shared receive queue; call receive() of that queue",
-            operation="receive",
-        )
-
-    def send_and_invalidate(
-        self, sges: InlineElements, remote: RemoteMemory, *, context: int = 0, flags: int = 0
-    ) -> None:
-        """Send a message, and have the peer's adapter invalidate a window when the message arrives.
-
-        The window has to be bound to the peer's end of this connection. On the peer's side, is_bound is False as soon as the
-        completion of the message's receive was taken. The request completes as a SEND.
-
-        Parameters:
-            sges, context, flags: as for send().
-            remote: memory that the window gives access to.
-        Raises:
-            UnsupportedError: info.capabilities lacks SEND_INVALIDATE, or the provider refuses it all the same.
-            NotConnectedError, QueueFullError and so on: as for send().
-        Source: INDEndpoint::SendAndInvalidate (contract I.4.2); ibv_post_send(3) with IBV_WR_SEND_WITH_INV.
-        """
-        self._check()
-        self._post_many(SEND_AND_INVALIDATE, sges, context, flags, remote)
-
-    def atomic_write(self, remote: RemoteMemory, value: int, *, context: int = 0, flags: int = 0) -> None:
-        """Write 8 bytes to the peer at once, so that nobody sees a part of them. Return as soon as the request is queued.
-
-        Parameters:
-            remote: where the first 8 bytes go. The address must be a multiple of 8. The peer's memory needs REMOTE_WRITE.
-            value: an integer of 64 bits, signed or unsigned, written in this host's byte order.
-            context: 0 to 2**64 - 1; comes back in the Completion.
-            flags: SILENT_SUCCESS and READ_FENCE.
-        Raises:
-            UnsupportedError: info.capabilities lacks ATOMIC_WRITE.
-            ElementRangeError: the address is not a multiple of 8, or there are fewer than 8 bytes.
-            NotConnectedError, QueueFullError and so on: as for write().
-        Source: ibv_wr_post(3), ibv_wr_atomic_write().
-        """
-        self._check()
-        if not -(1 << 63) <= value < 1 << 64:
-            raise ValueError(f"value is an integer of 64 bits, signed or unsigned, not {value}")
-        self._post_many(ATOMIC_WRITE, [], context, flags, remote, (0, value % (1 << 64), 0))
-
-    def flush_memory(
-        self,
-        remote: RemoteMemory,
-        kind: FlushKind = FlushKind.GLOBAL,
-        *,
-        whole_region: bool = False,
-        context: int = 0,
-        flags: int = 0,
-    ) -> None:
-        """Have the peer's adapter finish the earlier writes of this queue pair. Return as soon as the request is queued.
-
-        Its completion says that they are where `kind` wants them. Without it, the completion of a write says only that the peer's
-        adapter has the bytes.
-
-        Parameters:
-            remote: the memory that was written to. It needs Access.FLUSH_GLOBAL or FLUSH_PERSISTENT.
-            kind: GLOBAL, PERSISTENT, or both.
-            whole_region: flush all of the region that the token of `remote` stands for.
-            context: 0 to 2**64 - 1; comes back in the Completion.
-            flags: SILENT_SUCCESS and READ_FENCE.
-        Raises:
-            UnsupportedError: info.capabilities lacks FLUSH.
-            NotConnectedError, QueueFullError and so on: as for write().
-        Source: ibv_wr_post(3), ibv_wr_flush().
-        """
-        self._check()
-        if not isinstance(kind, FlushKind):
-            raise TypeError(f"kind is a FlushKind, not {kind!r}")
-        self._post_many(FLUSH_MEMORY, [], context, flags, remote, (0, kind.value, int(whole_region)))
-
     def _offered(self) -> int:
-        """The operations beyond WRITE that the adapter has, each as the bit of its number."""
+        """The operations that it takes, each as the bit of its number."""
         capabilities = self._adapter.info.capabilities
-        taken = _TAKEN_BY[self.type]
-        return sum(1 << operation for operation in taken if _NEEDS.get(operation, Capability.NONE) in capabilities)
+        offered = sum(1 << row.number for row in TABLE.values() if row.is_taken_by(self.type, capabilities))
+        return offered if self.srq is None else offered & ~(1 << RECEIVE)
+
+    def _require_offered(self, operation: int) -> None:
+        if not self._offers >> operation & 1:
+            self._check()
+            raise self._unsupported(operation)
+
+    def _check_destination(self, destination: Any) -> None:
+        """Raise unless requests of this queue pair can go to such an object."""
+        if self._destinations is None:
+            self._check()
+            raise self._unsupported(SEND_TO)
+        if not isinstance(destination, self._destinations):
+            name = self._destinations.__name__
+            raise TypeError(f"a destination is a{'n' * (name[0] == 'X')} {name}, not {type(destination).__name__}")
 
     @property
     def _max_length(self) -> int:
@@ -404,25 +285,25 @@ class WorkQueues(_core.WorkQueues, Resource):
 
         destination: what else the request refers to, and keeps alive.
         """
+        row = TABLE[operation]
         elements = flatten(local)
         if len(elements) > self._most_elements(operation):
+            self._require_offered(operation)
             raise self._refusal(operation, TOO_MANY_ELEMENTS, elements, flags)
-        inline = operation in _MAY_BE_INLINE and flags & _INLINE
+        inline = flags & row.flags & _INLINE
         # An export keeps inline data from being resized or freed until the provider has copied it.
         exports: list[memoryview] | None = [] if inline else None
         try:
             pieces = [_piece(element, exports) for element in elements]
             total = sum(piece[1] if isinstance(piece, tuple) else piece.length for piece in pieces)
-            if remote is not None and operation != SEND_AND_INVALIDATE and total > remote.length:
-                raise self._exceeds_remote(total, remote)
-            if operation == ATOMIC_WRITE and remote is not None and remote.length < _ATOMIC_SIZE:
-                raise self._exceeds_remote(_ATOMIC_SIZE, remote)
-            if operation in (RECEIVE, READ, *_ATOMIC) and not is_writable(elements):
+            needed = max(total, _ATOMIC_SIZE if row.traits & Traits.IS_ALIGNED else 0)
+            if remote is not None and row.traits & Traits.NAMES_REMOTE and needed > remote.length:
+                raise self._exceeds_remote(needed, remote)
+            if row.traits & Traits.FILLS_LOCAL and not is_writable(elements):
                 if self._sinks_must_be_writable:
                     self._check()
                     raise self._not_writable(operation)
-                if operation != READ:
-                    flags |= _UNWRITABLE
+                flags |= row.flags & UNWRITABLE
             if destination is not None:
                 elements = [*elements, destination]
             self._post_elements(operation, elements, pieces, context, flags, remote, words, destination)
@@ -431,30 +312,25 @@ class WorkQueues(_core.WorkQueues, Resource):
                 for export in exports:
                     export.release()
 
+    def _does_not(self, name: str) -> errors.UnsupportedError:
+        """The error for a method that queue pairs of this type do not have."""
+        does = _DOES.get(self.type, "does not take it")
+        return errors.UnsupportedError(f"a queue pair of type {self.type.name} {does}", operation=name)
+
     def _unsupported(self, operation: int) -> errors.UnsupportedError:
-        if self.type is not QueuePairType.RC and operation not in _TAKEN_BY[self.type]:
-            return errors.UnsupportedError(
-                f"a queue pair of type {self.type.name} {_DOES[self.type]}", operation=operation_name(operation)
-            )
-        adapter = self._adapter.info.name
-        reasons = {
-            Capability.ATOMICS: f"{adapter} has no atomic operations",
-            Capability.ATOMIC_WRITE: f"{adapter} has no atomic writes",
-            Capability.FLUSH: f"{adapter} cannot flush memory of its peer; a read of the last byte comes after all writes",
-            Capability.IMMEDIATE_DATA: f"{adapter} has no immediate data; put the number into a message",
-            Capability.SEND_INVALIDATE: f"{adapter} cannot invalidate a peer's window with a message; use send(), and let the "
-            "peer call invalidate() itself",
-        }
-        if operation not in _NEEDS or _NEEDS[operation] not in reasons:
-            return errors.UnsupportedError(
-                f"a queue pair of type {self.type.name} does not take it", operation=operation_name(operation)
-            )
-        return errors.UnsupportedError(reasons[_NEEDS[operation]], operation=operation_name(operation))
+        row = TABLE[operation]
+        if operation == RECEIVE and self.srq is not None:
+            reason = "this queue pair takes its receives from a shared receive queue; call receive() of that queue"
+        elif not row.is_taken_by(self.type, row.capability):
+            return self._does_not(row.words)
+        else:
+            reason = f"{self._adapter.info.name} {_LACKS.get(row.capability, 'does not take it')}"
+        return errors.UnsupportedError(reason, operation=row.words)
 
     @staticmethod
     def _not_writable(operation: int) -> errors.AccessViolationError:
         return errors.AccessViolationError(
-            "the memory was registered without Access.LOCAL_WRITE", operation=operation_name(operation)
+            "the memory was registered without Access.LOCAL_WRITE", operation=TABLE[operation].words
         )
 
     def _most_elements(self, operation: int) -> int:
@@ -465,7 +341,7 @@ class WorkQueues(_core.WorkQueues, Resource):
         return min(most, self._adapter.info.max_read_sge) if operation == READ else most
 
     def _refusal(self, operation: int, refused: int, elements: list[Any], flags: int) -> Exception:
-        name = operation_name(operation)
+        name = TABLE[operation].words
         limits = self.limits
         if refused == QUEUE_FULL:
             queue, depth = self._queue_of(operation)
@@ -495,8 +371,6 @@ class WorkQueues(_core.WorkQueues, Resource):
                 f"{name}: {total} bytes are more than the {limits.inline_data_size} that this queue pair sends inline "
                 "(inline_data_size of create_queue_pair)"
             )
-        if refused == NO_READS and self.type is not QueuePairType.RC:
-            return self._unsupported(operation)
         if refused == NO_READS:
             return errors.LimitExceededError(
                 f"{name}: the connection was made with an outbound read limit of 0; the two sides' read limits decide it"
@@ -514,7 +388,7 @@ class WorkQueues(_core.WorkQueues, Resource):
         if refused == BAD_TOKEN:
             return bad_token(name, elements)
         if refused == BAD_FLAGS:
-            taken = _FLAGS_OF.get(operation, "SILENT_SUCCESS and READ_FENCE")
+            taken = words_of_flags(operation, self.type)
             return errors.InvalidFlagsError(f"{name} takes the flags {taken}, not {Flags(flags)!r}")
         return self._native_refusal(name, refused)
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from ndpy import _core, errors
+from ndpy import errors
 from ndpy.objects.completion import PostedRequests, requests_of_nobody
 from ndpy.objects.completion_queue import CompletionQueue
-from ndpy.objects.memory import Elements, InlineElements, RemoteMemory
 from ndpy.objects.native_steps import XrcDomainSteps
 from ndpy.objects.queue_pair import QueuePair
 from ndpy.objects.resource import Resource, busy, prevent_close
 from ndpy.objects.shared_receive_queue import SharedReceiveQueue
-from ndpy.objects.work_queues import SEND, SEND_TO, SEND_TO_WITH_IMMEDIATE, WRITE_TO_WITH_IMMEDIATE, QueuePairLimits
+from ndpy.objects.work_queues import QueuePairLimits
 from ndpy.vocabulary.queue_pair_attributes import QueuePairType
 
 if TYPE_CHECKING:
@@ -214,85 +212,10 @@ class XrcSender(QueuePair):
     Source: ibv_create_qp(3) with IBV_QPT_XRC_SEND.
     """
 
+    _destinations = XrcDestination
+
     def __init__(self, adapter: Adapter, initiator_cq: CompletionQueue, limits: QueuePairLimits) -> None:
         super().__init__(adapter, initiator_cq, initiator_cq, limits, None, QueuePairType.XRC_SEND)
-
-    def send_to(
-        self,
-        sges: InlineElements,
-        destination: XrcDestination,
-        *,
-        context: int = 0,
-        flags: int = 0,
-        immediate: int | None = None,
-    ) -> None:
-        """Send a message to a shared receive queue, and return as soon as it is queued.
-
-        Parameters:
-            sges, context, flags, immediate: as for QueuePair.send().
-            destination: the queue.
-        Raises:
-            TypeError: destination is no XrcDestination.
-            NotConnectedError, QueueFullError and so on: as for QueuePair.send().
-        Source: ibv_post_send(3) with IBV_WR_SEND.
-        """
-        operation = SEND_TO if immediate is None else SEND_TO_WITH_IMMEDIATE
-        self._post_to(operation, sges, destination, context, flags, None, immediate or 0)
-
-    def write_to(
-        self,
-        sges: InlineElements,
-        remote: RemoteMemory,
-        destination: XrcDestination,
-        immediate: int,
-        *,
-        context: int = 0,
-        flags: int = 0,
-    ) -> None:
-        """Write to memory of the peer, and give a receive of a shared receive queue the immediate data. Return as soon as it is queued.
-
-        A write without immediate data goes to no queue: that is write().
-
-        Parameters:
-            sges, remote, context, flags, immediate: as for QueuePair.write().
-            destination: the queue.
-        Raises:
-            TypeError: destination is no XrcDestination.
-            NotConnectedError, QueueFullError and so on: as for QueuePair.write().
-        Source: ibv_post_send(3) with IBV_WR_RDMA_WRITE_WITH_IMM.
-        """
-        self._post_to(WRITE_TO_WITH_IMMEDIATE, sges, destination, context, flags, remote, immediate)
-
-    def _post_to(
-        self,
-        operation: int,
-        sges: InlineElements,
-        destination: XrcDestination,
-        context: int,
-        flags: int,
-        remote: RemoteMemory | None,
-        immediate: int,
-    ) -> None:
-        if not isinstance(destination, XrcDestination):
-            raise TypeError(f"a destination is an XrcDestination, not {type(destination).__name__}")
-        self._check()
-        if not isinstance(immediate, int) or not 0 <= immediate < 1 << 32:
-            raise ValueError(f"immediate is 0 to 4294967295, not {immediate!r}")
-        self._post_many(operation, sges, context, flags, remote, (immediate, *destination._words))
-
-    def send(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError. See send_to()."""
-        self._check()
-        raise self._unsupported(SEND)
-
-    def receive(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError."""
-        self._check()
-        raise errors.UnsupportedError("an XRC sender receives nothing", operation="receive")
-
-    def receive_many(self, sges: Iterable[Elements], *, contexts: Iterable[int] | None = None) -> None:
-        """UnsupportedError."""
-        self.receive()
 
     def _describe(self) -> str:
         return "XrcSender"
@@ -323,56 +246,6 @@ class XrcReceiver(QueuePair):
         """Another receiver may get the number when this one is destroyed."""
         if self.domain._receivers.get(self._number) is self._posted_requests:
             del self.domain._receivers[self._number]
-
-    def _refuse(self, operation: str) -> NoReturn:
-        self._check()
-        raise errors.UnsupportedError(
-            "an XRC receiver posts no requests; receives are those of its domain's shared receive queues",
-            operation=operation,
-        )
-
-    def send(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError."""
-        self._refuse("send")
-
-    def receive(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError."""
-        self._refuse("receive")
-
-    def read(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError."""
-        self._refuse("read")
-
-    def write(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError."""
-        self._refuse("write")
-
-    def compare_and_swap(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError."""
-        self._refuse("compare_and_swap")
-
-    def fetch_and_add(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError."""
-        self._refuse("fetch_and_add")
-
-    def post(self, batch: _core.Batch) -> None:
-        """UnsupportedError."""
-        self._refuse("post")
-
-    def receive_many(self, sges: Iterable[Elements], *, contexts: Iterable[int] | None = None) -> None:
-        """UnsupportedError."""
-        self._refuse("receive_many")
-
-    def _post_many(self, operation: int, *arguments: Any) -> None:
-        self._refuse("post")
-
-    def bind(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError."""
-        self._refuse("bind")
-
-    def invalidate(self, *arguments: Any, **options: Any) -> None:
-        """UnsupportedError."""
-        self._refuse("invalidate")
 
     def _describe(self) -> str:
         return "XrcReceiver"

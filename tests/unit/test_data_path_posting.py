@@ -27,7 +27,6 @@ from data_path_provider import (
     OPERANDS,
     SIGNALED,
     SOLICITED,
-    SPECIAL_OPERATIONS,
     WC_RECV,
     WC_SEND,
     WR_BIND_MW,
@@ -113,12 +112,13 @@ def test_an_atomic_operation_is_on_eight_aligned_bytes(provider, operation):
 
 def test_an_operation_that_is_not_offered_is_refused(provider):
     qp = provider.queue_pair()
-    for left_out in SPECIAL_OPERATIONS:
+    for left_out in EVERY_OPERATION:
         lib.ndpy_queue_pair_offer(qp, OFFERED & ~(1 << left_out))
         for operation in EVERY_OPERATION:
             assert post_any(qp, operation) == (lib.NDPY_UNSUPPORTED if operation == left_out else 0)
-            provider.complete()
-            provider.poll()
+            if operation != left_out:
+                provider.complete()
+                provider.poll()
 
 
 def test_binding_and_invalidating_reach_the_provider_as_they_were_posted(provider):

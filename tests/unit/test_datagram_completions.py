@@ -47,7 +47,7 @@ class Datagrams(Queues):
         lib.ndpy_queue_pair_offer(self._native, self._offered())
 
     def _offered(self):
-        return 1 << lib.NDPY_SEND_TO | 1 << lib.NDPY_SEND_TO_WITH_IMMEDIATE
+        return 1 << lib.NDPY_RECEIVE | 1 << lib.NDPY_SEND_TO | 1 << lib.NDPY_SEND_TO_WITH_IMMEDIATE
 
     def header(self, place):
         return self.base + place * HEADER

@@ -23,6 +23,7 @@ from data_path_provider import (
     INLINE_SIZE,
     MAX_LENGTH,
     NUMBER,
+    OFFERED,
     SIGNALED,
     WC_GRH,
     WC_RECV,
@@ -670,6 +671,7 @@ def test_receives_are_posted_in_one_call(provider, queues, queue):
 
 def test_a_queue_pair_with_a_shared_queue_takes_no_batch_of_receives(queues):
     queues.srq = object()  # type: ignore[assignment]
+    lib.ndpy_queue_pair_offer(queues._native, OFFERED & ~(1 << lib.NDPY_RECEIVE))
     with pytest.raises(ndpy.UnsupportedError, match="shared receive queue"):
         queues.post(receives(Region(), 1))
     queues.srq = None

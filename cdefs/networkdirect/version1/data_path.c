@@ -324,14 +324,14 @@ int version1_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t cont
 {
     struct version1_request request = {.bind = {region, window, descriptor, address, length, access}};
 
-    return post_initiator(&version1, qp, NDPY_BIND, NDPY_BIND, flags, context, length, NULL, &request);
+    return post_window_request(&version1, qp, NDPY_BIND, flags, context, length, &request);
 }
 
 int version1_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *window)
 {
     struct version1_request request = {.bind = {.window = window}};
 
-    return post_initiator(&version1, qp, NDPY_INVALIDATE, NDPY_INVALIDATE, flags, context, 0, NULL, &request);
+    return post_window_request(&version1, qp, NDPY_INVALIDATE, flags, context, 0, &request);
 }
 
 int version1_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, uint32_t *alike)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.objects.memory import Binding
+from ndpy.objects.operations import TABLE
 from ndpy.objects.window_requests import BindRequest
-from ndpy.objects.work_queues import INLINE_TOO_LONG, operation_name
+from ndpy.objects.work_queues import INLINE_TOO_LONG
 from ndpy.platforms.networkdirect.native_calls import check, create_version1, ffi, lib, release
 from ndpy.platforms.networkdirect.queue_pair import NetworkDirectQueuePair
 
@@ -136,7 +137,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
             return errors.UnsupportedError(
                 "NetworkDirect version 1 has no inline requests, and its providers decide what to inline; register the bytes, "
                 "and leave out Flags.INLINE",
-                operation=operation_name(operation),
+                operation=TABLE[operation].words,
             )
         return super()._refusal(operation, refused, elements, flags)
 
