@@ -34,10 +34,10 @@ struct completion_queue {
     uint64_t triggered;
     uint64_t last_any, last_solicited; /* newest entry that satisfies this type of notification; errors satisfy both */
     bool any_armed, solicited_armed;
-    bool due;           /* a notification was satisfied, and the face is not told yet */
-    nd_status failure;  /* ND_BUFFER_OVERFLOW after an overrun, or ND_DEVICE_REMOVED */
-    bool silent;        /* the face is told nothing more */
-    uint32_t notifying; /* calls of face_notified() that run */
+    bool due;                  /* a notification was satisfied, and the face is not told yet */
+    _Atomic nd_status failure; /* ND_BUFFER_OVERFLOW after an overrun; changed under the lock */
+    bool silent;               /* the face is told nothing more */
+    uint32_t notifying;        /* calls of face_notified() that run */
     struct condition quiet;
     struct cq_user *users;
 };
@@ -51,6 +51,11 @@ bool cq_add(struct completion_queue *cq, const struct cq_entry *entries, uint32_
  * only afterwards, without locks. */
 bool cq_put(struct completion_queue *cq, const struct cq_entry *entries, uint32_t count, bool *notify);
 void cq_notify(struct completion_queue *cq);
+/* It has overrun, so its queue pairs end. */
+static inline bool cq_failed(const struct completion_queue *cq)
+{
+    return cq->failure != ND_SUCCESS;
+}
 
 /* For the face. ND_CQ_NOTIFY_ERRORS arms nothing: a queue that failed always notifies. A face that is to be told of a
  * notification that was satisfied before calls cq_notify() first: its entries may be fetched already (G.2.9). */

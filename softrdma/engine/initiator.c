@@ -125,7 +125,7 @@ void qp_send_empty_write(struct queue_pair *qp, struct stream *stream)
 
     lock_acquire(&qp->lock);
     /* Not within a message of several segments: siw accepts no other message there. */
-    if (frame != NULL && (qp->offset == 0 || qp->finishing))
+    if (frame != NULL && (qp->offset == 0 || qp->ending != QP_GOES_ON))
         put_trailer(stream, frame, wire_put_tagged(frame, RDMAP_WRITE, 0, 0, true, 0));
     lock_release(&qp->lock);
 }
@@ -364,7 +364,7 @@ static bool outcome_known(struct queue_pair *qp)
 /* Whether the peer has yet to take messages of requests that were given back. */
 static bool sent_more_than_taken(const struct queue_pair *qp)
 {
-    return qp->flushed && qp->acknowledgements && !qp->expired && qp->acknowledged < qp->unacknowledged;
+    return qp->state == QP_FLUSHED && qp->acknowledgements && !qp->expired && qp->acknowledged < qp->unacknowledged;
 }
 
 /* Ends the output of this end. A peer without receipts must have answered first. */
@@ -372,7 +372,7 @@ static void end_output(struct queue_pair *qp, struct stream *stream)
 {
     if (!qp->gets_receipts && (!outcome_known(qp) || sent_more_than_taken(qp)))
         return;
-    if (qp->terminating && !qp->peer_terminated) {
+    if (qp->ending == QP_TERMINATES) {
         uint8_t *frame = stream_room(stream, qp->terminate_size + RECEIPT_SIZE);
         if (frame == NULL)
             return;
@@ -397,13 +397,13 @@ void qp_fill(struct queue_pair *qp, struct stream *stream)
         progress = NOTHING;
         if (qp->output_ended)
             break;
-        if (qp->finishing || (qp->offset == 0 && (qp->answer_turn || in_answer(qp)))) {
+        if (qp->ending != QP_GOES_ON || (qp->offset == 0 && (qp->answer_turn || in_answer(qp)))) {
             progress = fill_answer(qp, stream);
             qp->answer_turn = in_answer(qp);
         }
         if (progress != NOTHING)
             continue;
-        if (!qp->finishing) {
+        if (qp->ending == QP_GOES_ON) {
             progress = fill_operation(qp, stream);
             qp->answer_turn = true;
         }
@@ -412,7 +412,7 @@ void qp_fill(struct queue_pair *qp, struct stream *stream)
             progress = fill_answer(qp, stream);
     } while (progress == PROGRESS);
     initiator_complete(qp, stream);
-    if (qp->finishing && !qp->output_ended && qp->answers_first == qp->answers_end)
+    if (qp->ending != QP_GOES_ON && !qp->output_ended && qp->answers_first == qp->answers_end)
         end_output(qp, stream);
     lock_release(&qp->lock);
 }
@@ -443,7 +443,7 @@ void initiator_complete(struct queue_pair *qp, struct stream *stream)
         struct operation *operation = qp_operation(qp, qp->completed);
         if (operation->state == OPERATION_FAILED) {
             /* The failed operation is the oldest now: the peer is told, then the connection ends (F.6.1). */
-            if (!qp->finishing)
+            if (qp->ending == QP_GOES_ON)
                 responder_stop(qp, stream, RDMAP_LOCAL_CATASTROPHIC, NULL);
             break;
         }
@@ -459,18 +459,19 @@ void initiator_complete(struct queue_pair *qp, struct stream *stream)
                                                         .RequestContext = operation->context,
                                                         .RequestType = operation->type}};
         if (count == COUNT_OF(entries)) {
-            qp->broken |= !cq_put(qp->initiator_cq, entries, count, &stream->after.initiator_cq);
+            cq_put(qp->initiator_cq, entries, count, &stream->after.initiator_cq);
             count = 0;
         }
     }
     if (count > 0)
-        qp->broken |= !cq_put(qp->initiator_cq, entries, count, &stream->after.initiator_cq);
+        cq_put(qp->initiator_cq, entries, count, &stream->after.initiator_cq);
 }
 
 bool qp_finished(struct queue_pair *qp, bool idle, nd_status *first)
 {
     lock_acquire(&qp->lock);
-    bool finished = qp->peer_terminated || qp->broken || (qp->output_ended && idle && outcome_known(qp));
+    bool finished = qp->ending == QP_TERMINATED || cq_failed(qp->receive_cq) || cq_failed(qp->initiator_cq) ||
+                    (qp->output_ended && idle && outcome_known(qp));
     *first = ND_CANCELED;
     if (qp->completed < qp->posted && qp_operation(qp, qp->completed)->state == OPERATION_FAILED)
         *first = qp_operation(qp, qp->completed)->status;

@@ -14,14 +14,63 @@ void operation_release(struct operation *operation)
     operation->bind.window = NULL;
 }
 
+/* ---- Its state, and how its connection ends ---- */
+
+#define TO(value) (1u << (value))
+static const unsigned state_changes[] = {
+    [QP_IDLE] = TO(QP_CONNECTING) | TO(QP_ENDED),
+    [QP_CONNECTING] = TO(QP_IDLE) | TO(QP_CONNECTED) | TO(QP_ENDED),
+    [QP_CONNECTED] = TO(QP_FLUSHED) | TO(QP_LINGERING) | TO(QP_ENDED),
+    [QP_FLUSHED] = TO(QP_ENDED),
+    [QP_LINGERING] = TO(QP_ENDED),
+    [QP_ENDED] = 0,
+};
+static const unsigned ending_changes[] = {
+    [QP_GOES_ON] = TO(QP_PEER_LEFT) | TO(QP_FINISHES) | TO(QP_TERMINATES) | TO(QP_TERMINATED),
+    [QP_PEER_LEFT] = TO(QP_TERMINATES) | TO(QP_TERMINATED),
+    [QP_FINISHES] = TO(QP_TERMINATES) | TO(QP_TERMINATED),
+    [QP_TERMINATES] = TO(QP_TERMINATED),
+    [QP_TERMINATED] = 0,
+};
+
+/* No change at all is none of the table's, and no fault. In the fuzzers any other change ends the program. */
+static bool allowed(const unsigned *changes, unsigned from, unsigned to)
+{
+    bool allows = (changes[from] & TO(to)) != 0;
+
+#ifdef ENGINE_GUARDED
+    if (!allows && from != to)
+        abort();
+#endif
+    return allows;
+}
+
+/* Under the lock. */
+static bool become(struct queue_pair *qp, enum queue_pair_state state)
+{
+    bool changes = allowed(state_changes, qp->state, state);
+
+    if (changes)
+        qp->state = state;
+    return changes;
+}
+
+bool qp_change_ending(struct queue_pair *qp, enum queue_pair_ending ending)
+{
+    bool changes = allowed(ending_changes, qp->ending, ending);
+
+    if (changes)
+        qp->ending = ending;
+    return changes;
+}
+
 /* ---- The connection's beginning and end ---- */
 
 bool qp_attach(struct queue_pair *qp, struct stream *stream)
 {
     lock_acquire(&qp->lock);
-    bool free = qp->state == QP_IDLE && !qp->closed;
+    bool free = qp->state == QP_IDLE && become(qp, QP_CONNECTING);
     if (free) {
-        qp->state = QP_CONNECTING;
         qp->stream = stream;
         stream_hold(stream);
         object_hold(&qp->object);
@@ -34,9 +83,11 @@ bool qp_attach(struct queue_pair *qp, struct stream *stream)
 void qp_detach(struct queue_pair *qp, struct stream *stream)
 {
     lock_acquire(&qp->lock);
-    bool attached = qp->state == QP_CONNECTING && qp->stream == stream;
+    /* QP_ENDED: it was closed while it was connecting. */
+    bool attached = qp->stream == stream && (qp->state == QP_CONNECTING || qp->state == QP_ENDED);
     if (attached) {
-        qp->state = QP_IDLE;
+        if (qp->state == QP_CONNECTING)
+            become(qp, QP_IDLE);
         qp->stream = NULL;
     }
     lock_release(&qp->lock);
@@ -47,7 +98,7 @@ void qp_detach(struct queue_pair *qp, struct stream *stream)
 void qp_established(struct queue_pair *qp, struct stream *stream)
 {
     lock_acquire(&qp->lock);
-    qp->state = QP_CONNECTED;
+    become(qp, QP_CONNECTED);
     qp->outbound_limit = stream->own_outbound < stream->peer_inbound ? stream->own_outbound : stream->peer_inbound;
     qp->acknowledgements = stream->peer_to_peer || qp->outbound_limit > 0;
     lock_release(&qp->lock);
@@ -86,7 +137,7 @@ static void flush_initiator(struct queue_pair *qp, nd_status first, bool *notify
             first = ND_CANCELED;
         else if ((operation->flags & ND_OP_FLAG_SILENT_SUCCESS) != 0)
             continue;
-        qp->broken |= !cq_put(qp->initiator_cq, &entry, 1, notify);
+        cq_put(qp->initiator_cq, &entry, 1, notify);
     }
     /* The peer is not asked in the middle of a message. */
     if (qp->offset > 0 && qp->unacknowledged > qp->covered)
@@ -101,19 +152,19 @@ static void flush_receives(struct queue_pair *qp, bool *notify)
 {
     if (qp->has_receive) {
         struct cq_entry entry = canceled(qp, qp->receive.context, Nd2RequestTypeReceive, ND_CANCELED);
-        qp->broken |= !cq_put(qp->receive_cq, &entry, 1, notify);
+        cq_put(qp->receive_cq, &entry, 1, notify);
         qp->has_receive = false;
     }
     while (ring_take(&qp->receives, &qp->receive)) {
         struct cq_entry entry = canceled(qp, qp->receive.context, Nd2RequestTypeReceive, ND_CANCELED);
-        qp->broken |= !cq_put(qp->receive_cq, &entry, 1, notify);
+        cq_put(qp->receive_cq, &entry, 1, notify);
     }
 }
 
 static void publish(struct queue_pair *qp, struct stream *stream)
 {
     if (qp->entry_count > 0)
-        qp->broken |= !cq_put(qp->receive_cq, qp->entries, qp->entry_count, &stream->after.receive_cq);
+        cq_put(qp->receive_cq, qp->entries, qp->entry_count, &stream->after.receive_cq);
     qp->entry_count = 0;
 }
 
@@ -121,7 +172,7 @@ void qp_publish(struct queue_pair *qp, struct stream *stream)
 {
     lock_acquire(&qp->lock);
     /* A refusal becomes visible only after the peer was told of it (F.5.5). */
-    if (!qp->terminating || qp->output_ended || qp->peer_terminated)
+    if (qp->ending != QP_TERMINATES || qp->output_ended)
         publish(qp, stream);
     lock_release(&qp->lock);
 }
@@ -136,7 +187,7 @@ void qp_cancel_receives(struct queue_pair *qp, struct stream *stream)
 /* Whether its program may learn that it takes no more messages. Under the lock. */
 static bool finishes_openly(const struct queue_pair *qp)
 {
-    return qp->finishing && !(qp->unaware && qp->peer_left);
+    return qp->ending != QP_GOES_ON && !(qp->unaware && qp->ending == QP_PEER_LEFT);
 }
 
 void qp_end(struct queue_pair *qp, struct stream *stream, nd_status first)
@@ -146,10 +197,10 @@ void qp_end(struct queue_pair *qp, struct stream *stream, nd_status first)
     bool was_attached = qp->stream == stream;
     if (was_attached) {
         initiator_final_receipt(qp, stream);
-        qp->state = QP_ENDED;
         qp->stream = NULL;
-        qp->lingering = qp->unaware && !finishes_openly(qp) && !qp->flushed;
-        if (!qp->lingering) {
+        bool lingers = qp->unaware && !finishes_openly(qp) && qp->state == QP_CONNECTED;
+        become(qp, lingers ? QP_LINGERING : QP_ENDED);
+        if (!lingers) {
             flush_initiator(qp, first, &stream->after.initiator_cq);
             flush_receives(qp, &stream->after.receive_cq);
         }
@@ -167,8 +218,7 @@ void qp_fail(struct queue_pair *qp, nd_status first)
 
     lock_acquire(&qp->lock);
     if (qp->stream == NULL) {
-        qp->state = QP_ENDED;
-        qp->lingering = false;
+        become(qp, QP_ENDED);
         flush_initiator(qp, first, &initiator);
         flush_receives(qp, &receive);
     }
@@ -194,7 +244,8 @@ static struct stream *stream_of(struct queue_pair *qp)
 static void give_back(struct queue_pair *qp, struct stream *stream, bool *initiator, bool *receive)
 {
     lock_acquire(&qp->lock);
-    qp->flushed |= qp->state == QP_CONNECTED;
+    if (qp->state == QP_CONNECTED)
+        become(qp, QP_FLUSHED);
     flush_initiator(qp, ND_CANCELED, initiator);
     lock_release(&qp->lock);
     /* The peer is told of a refusal first (F.5.5). A Disconnect under way has nothing left to wait for. */
@@ -230,7 +281,7 @@ void qp_finish_now(struct queue_pair *qp)
 bool qp_has_ended(struct queue_pair *qp)
 {
     lock_acquire(&qp->lock);
-    bool ended = qp->state == QP_ENDED && !qp->lingering;
+    bool ended = qp->state == QP_ENDED;
     lock_release(&qp->lock);
     return ended;
 }
@@ -238,7 +289,7 @@ bool qp_has_ended(struct queue_pair *qp)
 bool qp_lingers(struct queue_pair *qp)
 {
     lock_acquire(&qp->lock);
-    bool lingers = qp->lingering;
+    bool lingers = qp->state == QP_LINGERING;
     lock_release(&qp->lock);
     return lingers;
 }
@@ -265,9 +316,6 @@ void qp_break(struct queue_pair *qp)
 {
     struct stream *stream = stream_of(qp);
 
-    lock_acquire(&qp->lock);
-    qp->broken = true;
-    lock_release(&qp->lock);
     if (stream != NULL)
         pump(stream);
 }
@@ -281,7 +329,7 @@ static nd_status may_post(struct queue_pair *qp)
         return ND_CONNECTION_INVALID;
     if (qp->posted - qp->completed == qp->limits.initiator_depth)
         return ND_NO_MORE_ENTRIES;
-    return (qp->state == QP_ENDED && !qp->lingering) || qp->flushed ? ND_CANCELED : ND_SUCCESS;
+    return qp->state == QP_ENDED || qp->state == QP_FLUSHED ? ND_CANCELED : ND_SUCCESS;
 }
 
 /* Queues a filled-in operation and releases the lock. */
@@ -436,7 +484,7 @@ nd_status qp_receive(struct queue_pair *qp, void *context, const ND2_SGE *sge, u
     lock_acquire(&qp->lock);
     nd_status status = ring_add(&qp->receives, context, sge, sge_count, qp->limits.receive_sge);
     if (status == ND_SUCCESS) {
-        if ((qp->state == QP_ENDED && !qp->lingering) || ((qp->flushed || finishes_openly(qp)) && qp->entry_count == 0))
+        if (qp->state == QP_ENDED || ((qp->state == QP_FLUSHED || finishes_openly(qp)) && qp->entry_count == 0))
             flush_receives(qp, &notify);
         stalled = qp->stalled;
     }
@@ -475,14 +523,15 @@ static void qp_closed(struct object *object)
     bool initiator = false, receive = false;
 
     lock_acquire(&qp->lock);
-    qp->closed = true;
+    if (qp->state == QP_IDLE || qp->state == QP_CONNECTING)
+        become(qp, QP_ENDED);
     lock_release(&qp->lock);
     struct stream *stream = stream_of(qp);
     if (stream != NULL) {
         stream_lock(stream);
         if (stream->phase >= STREAM_ESTABLISHED) {
             /* The connector of a Disconnect under way must be told. */
-            bool finishing = qp->finishing;
+            bool finishing = qp->ending != QP_GOES_ON;
             qp_end(qp, stream, ND_CANCELED);
             if (finishing)
                 stream_end(stream);
@@ -498,8 +547,9 @@ static void qp_closed(struct object *object)
     }
     lock_acquire(&qp->lock);
     /* Requests that came before a connection get none. */
-    if (qp->lingering || qp->state < QP_CONNECTED)
-        flush_initiator(qp, ND_CANCELED, &initiator);
+    if (qp->state == QP_LINGERING)
+        become(qp, QP_ENDED);
+    flush_initiator(qp, ND_CANCELED, &initiator);
     flush_receives(qp, &receive);
     lock_release(&qp->lock);
     if (initiator)

@@ -52,7 +52,22 @@ struct queue_pair_limits {
     uint32_t receive_depth, initiator_depth, receive_sge, initiator_sge, inline_size;
 };
 
-enum queue_pair_state { QP_IDLE, QP_CONNECTING, QP_CONNECTED, QP_ENDED };
+enum queue_pair_state {
+    QP_IDLE,
+    QP_CONNECTING,
+    QP_CONNECTED,
+    QP_FLUSHED,   /* connected, and Flush was called: later requests are canceled too */
+    QP_LINGERING, /* it has ended, and nobody has noticed; requests and receives are queued until qp_fail() */
+    QP_ENDED
+};
+/* How its connection ends. But for QP_GOES_ON, it takes no more messages and starts no more operations. */
+enum queue_pair_ending {
+    QP_GOES_ON,
+    QP_PEER_LEFT,  /* the peer has closed the connection */
+    QP_FINISHES,   /* its program disconnects */
+    QP_TERMINATES, /* by a Terminate, to be sent */
+    QP_TERMINATED  /* by the peer's Terminate */
+};
 enum operation_state { OPERATION_QUEUED, OPERATION_SENT, OPERATION_DONE, OPERATION_FAILED };
 
 struct operation {
@@ -100,15 +115,11 @@ struct queue_pair {
     struct shared_queue *srq;
     void *context;
     struct queue_pair_limits limits;
-    enum queue_pair_state state;
-    bool flushed;       /* Flush was called while connected: later requests are canceled too */
-    bool broken;        /* a completion queue overran */
-    bool closed;        /* the consumer let go of it */
-    _Atomic bool early; /* requests may be posted before it is connected */
+    enum queue_pair_state state; /* changed by become() in queue_pair.c */
+    _Atomic bool early;          /* requests may be posted before it is connected */
     /* Connected without a connection manager: an end of the peer is noticed only by requests that wait for it, and not
      * at once. */
     bool unaware;
-    bool lingering;         /* it has ended, and nobody has noticed; requests and receives are queued until qp_fail() */
     _Atomic int patience;   /* of its Sends: an enum patience */
     _Atomic bool lets_wait; /* its program lets Sends of PATIENCE_OF_PEER wait without limit */
     int told_patience;      /* what the peer knows */
@@ -145,12 +156,9 @@ struct queue_pair {
     uint32_t entry_count;
 
     /* Written under the locks of the stream and the queue pair; read under either. */
-    bool finishing;       /* takes no more messages and starts no more operations */
-    bool peer_left;       /* that is so only because the peer has closed the connection */
-    bool terminating;     /* because of a Terminate, to be sent or received */
-    bool output_ended;    /* the final receipt and the Terminate are in the output */
-    bool expired;         /* waits for nothing more and ignores input */
-    bool peer_terminated; /* the peer's Terminate was received */
+    enum queue_pair_ending ending; /* changed by qp_change_ending() */
+    bool output_ended;             /* the final receipt and the Terminate are in the output */
+    bool expired;                  /* waits for nothing more and ignores input */
     uint8_t terminate[WIRE_MAX_TERMINATE_SIZE + WIRE_MAX_TRAILER_SIZE];
     size_t terminate_size;
 
@@ -199,6 +207,8 @@ bool qp_lingers(struct queue_pair *queue_pair);
 void qp_resume(struct queue_pair *queue_pair);
 /* A completion queue overran, so the connection ends. Call it without locks. */
 void qp_break(struct queue_pair *queue_pair);
+/* Under the queue pair's lock, and the stream's. False: this ending does not follow the one that has begun. */
+bool qp_change_ending(struct queue_pair *queue_pair, enum queue_pair_ending ending);
 
 /* The functions from here on need the stream's lock. */
 void qp_established(struct queue_pair *queue_pair, struct stream *stream);

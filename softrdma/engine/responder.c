@@ -16,20 +16,19 @@
 enum outcome { HANDLED, WAITS, STOPPED };
 
 /* Under the queue pair's lock. */
-static void take_no_more(struct queue_pair *qp, struct stream *stream)
+static void take_no_more(struct queue_pair *qp, struct stream *stream, enum queue_pair_ending ending)
 {
-    qp->finishing = true;
+    qp_change_ending(qp, ending);
     if (qp->srq != NULL)
         srq_forget(qp->srq, qp, &stream->after.srq_wake);
 }
 
 void responder_stop(struct queue_pair *qp, struct stream *stream, int error, const struct wire_segment *offender)
 {
-    if (qp->terminating)
+    if (qp->ending >= QP_TERMINATES)
         return;
     TRACE("stream %p: terminating with 0x%x", (void *)stream, error);
-    take_no_more(qp, stream);
-    qp->terminating = true;
+    take_no_more(qp, stream, QP_TERMINATES);
     size_t size =
         wire_put_terminate(qp->terminate, error, offender != NULL && offender->header != NULL ? offender : NULL);
     uint32_t crc = stream->crc ? wire_crc32c(0, qp->terminate, size) : 0;
@@ -239,8 +238,7 @@ static enum outcome take(struct queue_pair *qp, struct stream *stream, const str
     case RDMAP_READ_RESPONSE:
         return take_read_response(qp, stream, segment);
     case RDMAP_TERMINATE:
-        take_no_more(qp, stream);
-        qp->terminating = qp->peer_terminated = true; /* no Terminate answers a Terminate */
+        take_no_more(qp, stream, QP_TERMINATED); /* no Terminate answers a Terminate */
         initiator_terminated(qp, stream, &segment->terminate);
         return STOPPED;
     default:
@@ -268,7 +266,7 @@ static bool take_first(struct queue_pair *qp, struct stream *stream, const struc
  * Requests are skipped. */
 static void drain_input(struct queue_pair *qp, struct stream *stream)
 {
-    while (!qp->peer_terminated && !qp->expired) {
+    while (qp->ending != QP_TERMINATED && !qp->expired) {
         struct wire_segment segment;
         size_t used = 0;
 
@@ -292,8 +290,9 @@ static void drain_input(struct queue_pair *qp, struct stream *stream)
 bool qp_finish(struct queue_pair *qp, struct stream *stream)
 {
     lock_acquire(&qp->lock);
-    bool first = !qp->finishing;
-    take_no_more(qp, stream);
+    bool first = qp->ending == QP_GOES_ON;
+    if (first)
+        take_no_more(qp, stream, QP_FINISHES);
     qp->stalled = false;
     lock_release(&qp->lock);
     if (!first)
@@ -307,16 +306,15 @@ bool qp_finish(struct queue_pair *qp, struct stream *stream)
 enum final_receipt qp_drain_input(struct queue_pair *qp, struct stream *stream)
 {
     lock_acquire(&qp->lock);
-    bool was_finishing = qp->finishing;
-    take_no_more(qp, stream);
-    qp->peer_left = !was_finishing;
+    bool was_ending = qp->ending != QP_GOES_ON;
+    if (!was_ending)
+        take_no_more(qp, stream, QP_PEER_LEFT);
     lock_release(&qp->lock);
     drain_input(qp, stream);
     lock_acquire(&qp->lock);
-    qp->peer_left = qp->peer_left && !qp->terminating;
     qp->expired = true;
     lock_release(&qp->lock);
-    if (was_finishing || qp->peer_terminated)
+    if (was_ending || qp->ending == QP_TERMINATED)
         return FINAL_RECEIPT_NOT_NEEDED;
     if (!qp->gets_receipts)
         return FINAL_RECEIPT_UNSUPPORTED;
@@ -327,7 +325,7 @@ bool qp_input(struct queue_pair *qp, struct stream *stream)
 {
     enum outcome outcome = HANDLED;
 
-    while (outcome == HANDLED && qp->entry_count < PUBLISH_BATCH && !qp->finishing) {
+    while (outcome == HANDLED && qp->entry_count < PUBLISH_BATCH && qp->ending == QP_GOES_ON) {
         const uint8_t *data = stream->in.data + stream->in.begin;
         struct wire_segment segment;
         size_t used = 0;
@@ -360,9 +358,9 @@ bool qp_input(struct queue_pair *qp, struct stream *stream)
         }
         lock_release(&qp->lock);
     }
-    if (qp->finishing)
+    if (qp->ending != QP_GOES_ON)
         drain_input(qp, stream);
-    return outcome == HANDLED && !qp->finishing;
+    return outcome == HANDLED && qp->ending == QP_GOES_ON;
 }
 
 bool qp_timeout(struct queue_pair *qp, struct stream *stream)
@@ -371,7 +369,7 @@ bool qp_timeout(struct queue_pair *qp, struct stream *stream)
     size_t used;
 
     lock_acquire(&qp->lock);
-    bool finishing = qp->finishing;
+    bool finishing = qp->ending != QP_GOES_ON;
     qp->expired |= finishing;
     bool overdue = !finishing && qp->stalled && qp->srq == NULL && qp->receives.count == 0;
     if (overdue && waits_without_limit(qp) && !stream->peer_closed && !socket_peer_ended(&stream->socket))
