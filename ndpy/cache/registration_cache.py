@@ -5,7 +5,7 @@ a watched owner dies, its entries are marked. If an owner can be resized, an exp
 that has no owner, and marks entries too.
 
 A callback that marks may run in any thread, with any lock held. The reaper deregisters. It runs at the next use of the
-cache, in the adapter's thread, or in close(). No provider is called under the cache's lock. A hit (cdefs/core/lease.c) does not
+cache, in the adapter's thread, or in close(). No provider is called under the cache's lock. A hit (cdefs/core/cache.c) does not
 take that lock.
 """
 
