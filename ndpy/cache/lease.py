@@ -89,6 +89,18 @@ class Entry(_core.Entry):
         self.grants: set[Grant] = set()
 
 
+class Loading:
+    """A registration that is under way. Other threads that want a part of its range wait for it."""
+
+    __slots__ = ("end", "invalid", "root", "start")
+
+    def __init__(self, root: Any, start: int, end: int) -> None:
+        self.root = root
+        self.start = start
+        self.end = end
+        self.invalid = False
+
+
 class Grant(Uncopied):
     """A right of a peer: a bound window, or a region with remote rights.
 

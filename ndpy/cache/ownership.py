@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import sys
 import weakref
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import Any
 
@@ -150,6 +151,22 @@ class Owner(Uncopied):
         if self.watch is not None:
             return self.watch() is request.root and self.length == _resizable_length(request.root)
         return self.view is None or self.view.obj is request.root
+
+    def last_before(self, start: int) -> Any:
+        """The last entry that begins at this address or before it, or None."""
+        place = bisect_right(self.starts, start)
+        return self.entries[place - 1] if place else None
+
+    def overlapping(self, start: int, end: int) -> list[Any]:
+        first = max(bisect_right(self.starts, start) - 1, 0)
+        return [entry for entry in self.entries[first : bisect_left(self.starts, end)] if entry.end > start]
+
+    def remove(self, entry: Any) -> None:
+        place = bisect_left(self.starts, entry.start)
+        # The entry that has just replaced it may have the same start.
+        while self.entries[place] is not entry:
+            place += 1
+        del self.entries[place], self.starts[place]
 
     @property
     def abandoned(self) -> bool:

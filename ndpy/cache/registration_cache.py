@@ -11,23 +11,24 @@ take that lock.
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import contextlib
 import sys
 import threading
 import warnings
-import weakref
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ndpy import _core, errors
-from ndpy.cache.lease import LOCAL_RIGHTS, CacheStats, Entry, Exposure, Grant, Lease
+from ndpy.cache.lease import LOCAL_RIGHTS, CacheStats, Entry, Exposure, Grant, Lease, Loading
+from ndpy.cache.marks import Marks, taken
+from ndpy.cache.order import UseOrder
 from ndpy.cache.ownership import MONITORED, MemoryRange, Owner, remember_buffer
+from ndpy.cache.windows import WindowPool
 from ndpy.objects.adapter import Adapter
-from ndpy.objects.memory import MemoryRegion, MemoryWindow, RemoteMemory
+from ndpy.objects.memory import MemoryRegion, RemoteMemory
 from ndpy.objects.queue_pair import QueuePair
 from ndpy.objects.resource import Resource, busy
 from ndpy.vocabulary.flags import Access, Capability
@@ -37,42 +38,6 @@ _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 
 # How many owners one miss examines. The limit keeps the cost of a miss from growing with the cache.
 _LOOKS = 64
-
-
-class _Loading:
-    """A registration that is under way. Other threads that want a part of its range wait for it."""
-
-    __slots__ = ("end", "invalid", "root", "start")
-
-    def __init__(self, root: Any, start: int, end: int) -> None:
-        self.root = root
-        self.start = start
-        self.end = end
-        self.invalid = False
-
-
-class _Reaper:
-    """Has the adapter's thread deregister for a cache. One call serves all marks that came before it."""
-
-    def __init__(self, cache: RegistrationCache) -> None:
-        self._thread = cache._adapter._events
-        self._cache = weakref.ref(cache)
-        self._called = False
-
-    def wake(self) -> None:
-        """Start it. Safe in callbacks and finalizers."""
-        if not self._called:
-            self._called = True
-            self._thread.call_soon(self._reap)
-
-    def _reap(self) -> None:
-        self._called = False
-        cache = self._cache()
-        if cache is not None and not cache.closed:
-            cache._reap()
-
-    def on_forked(self) -> None:
-        self._called = False
 
 
 class RegistrationCache(_core.LeaseFinder, Resource):
@@ -140,28 +105,14 @@ class RegistrationCache(_core.LeaseFinder, Resource):
         self._closing: set[Entry] = set()
         #: Owners of which the cache holds an export. Each miss looks at some of them in turn.
         self._exported: deque[Owner] = deque()
-        #: A heap of (use, serial number, entry) of the cached entries. An entry may have been used again since.
-        self._order: list[tuple[int, int, Entry]] = []
-        self._serials = itertools.count()
-        self._loading: list[_Loading] = []
-        #: Windows that are not bound. The key is the serial number of the queue pair that they were bound through.
-        self._windows: dict[int, list[MemoryWindow]] = {}
-        #: Callbacks and finalizers append to these, without the lock.
-        self._dead: deque[Owner] = deque()
-        self._abandoned: deque[tuple[Entry, Grant | None, Any]] = deque()
-        self._ended: deque[QueuePair] = deque()
+        self._order = UseOrder()
+        self._loading: list[Loading] = []
+        self._windows = WindowPool(adapter)
         self._counts = CacheStats()
-        self._reaper = _Reaper(self)
+        self._marks = Marks(self)
         self._monitor: Any = None
         if monitor:
-            changed = weakref.WeakMethod(self._on_memory_changed)
-
-            def on_change() -> None:
-                call = changed()
-                if call is not None:
-                    call()
-
-            self._monitor = adapter._monitor(on_change)
+            self._monitor = adapter._monitor(self._marks.memory_changed)
         self._opened()
 
     @property
@@ -281,9 +232,9 @@ class RegistrationCache(_core.LeaseFinder, Resource):
         serial = None if queue_pair is None else queue_pair._serial
         missed = False
         while True:
-            if self._dead or self._abandoned or self._ended:
+            if self._marks:
                 self._reap()
-            loading: _Loading | None = None
+            loading: Loading | None = None
             region: MemoryRegion | None = None
             watch = taken = None
             # Ctrl-C may come between any two lines. What waits for the registration has to hear of its end.
@@ -313,7 +264,7 @@ class RegistrationCache(_core.LeaseFinder, Resource):
                     if not missed:
                         missed = True
                         self._counts.misses += 1
-                    loading = _Loading(request.root, request.start, request.end)
+                    loading = Loading(request.root, request.start, request.end)
                     wanted, doomed = self._prepare(loading, request, access)
                     self._loading.append(loading)
                 self._close(doomed)
@@ -333,7 +284,7 @@ class RegistrationCache(_core.LeaseFinder, Resource):
                 self._give_up(loading, region, watch, taken)
                 raise
 
-    def _give_up(self, loading: _Loading | None, region: MemoryRegion | None, watch: Any, taken: Entry | None) -> None:
+    def _give_up(self, loading: Loading | None, region: MemoryRegion | None, watch: Any, taken: Entry | None) -> None:
         """A registration has failed, or Ctrl-C has ended a use. The region may be in the cache already."""
         with self._changed:
             if loading in self._loading:
@@ -350,24 +301,12 @@ class RegistrationCache(_core.LeaseFinder, Resource):
         owner = self._owners.get(id(request.root))
         if owner is None or not owner.is_of(request):
             return None
-        place = bisect_right(owner.starts, request.start) - 1
-        if place < 0:
+        entry: Entry | None = owner.last_before(request.start)
+        if entry is None or entry.end < request.end or access & ~entry.rights:
             return None
-        entry: Entry = owner.entries[place]
-        if entry.end < request.end or access & ~entry.rights:
-            return None
-        if entry.watch is not None and self._monitor.changed(entry.watch):
-            return None
-        return entry
+        return None if entry.watch is not None and self._monitor.changed(entry.watch) else entry
 
-    def _overlapping(self, owner: Owner, start: int, end: int) -> list[Entry]:
-        first = max(bisect_right(owner.starts, start) - 1, 0)
-        last = bisect_left(owner.starts, end)
-        return [entry for entry in owner.entries[first:last] if entry.end > start]
-
-    def _prepare(
-        self, loading: _Loading, request: MemoryRange, access: int
-    ) -> tuple[tuple[int, int, int], list[Entry]]:
+    def _prepare(self, loading: Loading, request: MemoryRange, access: int) -> tuple[tuple[int, int, int], list[Entry]]:
         """Return what to register, as (start, end, access), and the entries to close before. Called under the lock."""
         doomed = self._take_abandoned_owners()
         start, end = request.start, request.end
@@ -376,7 +315,7 @@ class RegistrationCache(_core.LeaseFinder, Resource):
             # The owner died and a new object has its address, or the owner is an mmap that was resized.
             doomed += self._detach(list(owner.entries), invalid=True)
         elif owner is not None:
-            overlapping = self._overlapping(owner, start, end)
+            overlapping = owner.overlapping(start, end)
             if request.root is MONITORED:
                 changed = [entry for entry in overlapping if self._monitor.changed(entry.watch)]
                 doomed += self._detach(changed, invalid=True)
@@ -422,7 +361,7 @@ class RegistrationCache(_core.LeaseFinder, Resource):
         return region
 
     def _insert(
-        self, loading: _Loading, request: MemoryRange, region: MemoryRegion, serial: int | None, watch: Any
+        self, loading: Loading, request: MemoryRange, region: MemoryRegion, serial: int | None, watch: Any
     ) -> tuple[Entry, list[Entry]]:
         with self._changed:
             self._loading.remove(loading)
@@ -432,11 +371,11 @@ class RegistrationCache(_core.LeaseFinder, Resource):
             if owner is None or not owner.is_of(request):
                 if owner is not None:
                     doomed += self._detach(list(owner.entries), invalid=True)
-                owner = self._owners[id(request.root)] = Owner(request, self._on_death())
+                owner = self._owners[id(request.root)] = Owner(request, self._marks.died)
                 if owner.view is not None:
                     self._exported.append(owner)
             queue_pairs: set[int] | None = None if serial is None else {serial}
-            former = self._overlapping(owner, region.address, region.address + region.length)
+            former = owner.overlapping(region.address, region.address + region.length)
             for other in former:
                 queue_pairs = (
                     None if queue_pairs is None or other.queue_pairs is None else queue_pairs | other.queue_pairs
@@ -453,18 +392,9 @@ class RegistrationCache(_core.LeaseFinder, Resource):
                 owner.starts[place:place] = [entry.start]
                 owner.entries[place:place] = [entry]
                 self._entries |= {entry}
-                heapq.heappush(self._order, (entry.used, next(self._serials), entry))
+                self._order.add(entry)
             doomed += self._detach(former)
         return entry, doomed
-
-    def _on_death(self) -> Callable[[Owner], None]:
-        dead, reaper = self._dead, self._reaper
-
-        def mark(owner: Owner) -> None:
-            dead.append(owner)
-            reaper.wake()
-
-        return mark
 
     # ---- exposing ----
 
@@ -475,28 +405,12 @@ class RegistrationCache(_core.LeaseFinder, Resource):
         if not self._windows_exist:
             region = self._register_now((request.start, length), access, request.root)
             return Grant(entry, queue_pair, None, region), region.remote()
-        with self._changed:
-            pool = self._windows.get(queue_pair._serial)
-            window = pool.pop() if pool else None
-        if window is None:
-            window = self._adapter.create_memory_window()
-        try:
-            start = request.start - entry.start
-            queue_pair._expose(window, entry.region[start : start + length], access)
-        except BaseException:
-            self._keep_window(queue_pair, window)
-            raise
+        start = request.start - entry.start
+        window = self._windows.bind(queue_pair, entry.region[start : start + length], access)
         remote = window.remote()
         with self._changed:
             self._counts.binds += 1
         return Grant(entry, queue_pair, window, None), remote
-
-    def _keep_window(self, queue_pair: QueuePair, window: MemoryWindow) -> None:
-        with self._changed:
-            if not queue_pair.closed and not self.closed:
-                self._windows.setdefault(queue_pair._serial, []).append(window)
-                return
-        window.close()
 
     def _revoke(self, grant: Grant) -> None:
         """Take a peer's right away, and end its use of the entry. If another thread is doing that, wait for it."""
@@ -515,10 +429,7 @@ class RegistrationCache(_core.LeaseFinder, Resource):
                 with self._changed:
                     self._count_region(grant.region, -1)
             elif grant.window is not None:
-                if grant.queue_pair._revoke(grant.window):
-                    self._keep_window(grant.queue_pair, grant.window)
-                else:
-                    grant.window.close()
+                self._windows.revoke(grant.queue_pair, grant.window)
         finally:
             # Even if the adapter refuses. A window that is still bound keeps its region from being closed.
             try:
@@ -549,28 +460,15 @@ class RegistrationCache(_core.LeaseFinder, Resource):
     def _make_room(self, length: int, count: int) -> list[Entry]:
         """Detach idle entries, the least recently used first, until there is room. Called under the lock."""
         doomed: list[Entry] = []
-        in_use = []
         held, number = self._counts.bytes_pinned + length, self._counts.entries + count
-        order = self._order
-        if len(order) > 2 * len(self._entries) + 64:
-            order[:] = [item for item in order if item[2].cached]
-            heapq.heapify(order)
-        while order and (held > self.max_bytes or number > self.max_entries):
-            item = heapq.heappop(order)
-            entry = item[2]
-            if not entry.cached:
-                continue
-            if entry.used != item[0]:
-                # It has been used since, so its turn comes later.
-                heapq.heappush(order, (entry.used, *item[1:]))
-            elif entry.uses:
-                in_use.append(item)
-            else:
+        with contextlib.closing(self._order.take_idle(len(self._entries))) as idle:
+            while held > self.max_bytes or number > self.max_entries:
+                entry = next(idle, None)
+                if entry is None:
+                    break
                 doomed.append(entry)
                 held -= entry.region.length
                 number -= 1
-        for item in in_use:
-            heapq.heappush(order, item)
         self._counts.evictions += len(doomed)
         return self._detach(doomed)
 
@@ -586,18 +484,15 @@ class RegistrationCache(_core.LeaseFinder, Resource):
             keep_for_ever(lease._view)
             return
         message = f"unreleased {lease!r}"
-        grant = lease._grant if isinstance(lease, Exposure) else None
         # This comes first: if warnings are errors, the last line raises.
-        self._abandoned.append((lease._range.entry, grant, lease._view))
-        self._reaper.wake()
+        self._marks.abandon(lease, lease._view)
         warnings.warn(message, ResourceWarning, stacklevel=2, source=lease)
 
     def _release_later(self, lease: Lease) -> None:
         """Release a lease in the reaper's thread. Safe in a finalizer."""
         view, lease._view = lease._view, None
         if view is not None:
-            self._abandoned.append((lease._range.entry, lease._grant if isinstance(lease, Exposure) else None, view))
-            self._reaper.wake()
+            self._marks.abandon(lease, view)
 
     def _take_abandoned_owners(self) -> list[Entry]:
         """Detach the memory that only the cache's export keeps alive. Called under the lock."""
@@ -627,11 +522,7 @@ class RegistrationCache(_core.LeaseFinder, Resource):
                 memory = (entry.start, entry.region.length)
                 self._known_buffers.pop(memory, None)
                 self._known_buffers.pop((memory, True), None)
-            place = bisect_left(owner.starts, entry.start)
-            # The entry that has just replaced it may have the same start.
-            while owner.entries[place] is not entry:
-                place += 1
-            del owner.entries[place], owner.starts[place]
+            owner.remove(entry)
             self._forget_if_empty(owner)
             if not entry.uses:
                 doomed.append(entry)
@@ -673,7 +564,7 @@ class RegistrationCache(_core.LeaseFinder, Resource):
                 with self._changed:
                     self._entries.add(entry)
                     self._detached.add(entry)
-                    self._dead.append(entry.owner)
+                    self._marks.dead.append(entry.owner)
             finally:
                 # If the adapter has refused, the cache forgets the region, and the adapter's thread tries again.
                 if not stays:
@@ -702,24 +593,16 @@ class RegistrationCache(_core.LeaseFinder, Resource):
 
     def _reap(self) -> None:
         """Handle what callbacks and finalizers have marked."""
-        while self._abandoned:
-            try:
-                entry, grant, view = self._abandoned.popleft()
-            except IndexError:
-                break
+        for entry, grant, view in taken(self._marks.abandoned):
             if grant is not None:
                 self._revoke(grant)
             else:
                 self._release_use(entry)
             del view
-        while self._ended:
-            try:
-                queue_pair = self._ended.popleft()
-            except IndexError:
-                break
+        for queue_pair in taken(self._marks.ended):
             self._on_queue_pair_closing(queue_pair)
         with self._changed:
-            dead = [self._dead.popleft() for _ in range(len(self._dead))]
+            dead = list(taken(self._marks.dead))
             for owner in dead:
                 if owner.dead:
                     self._detach(list(owner.entries), invalid=True)
@@ -735,8 +618,7 @@ class RegistrationCache(_core.LeaseFinder, Resource):
 
     def _on_connection_ended(self, queue_pair: QueuePair) -> None:
         """Called with locks held, in any thread. So it takes no lock."""
-        self._ended.append(queue_pair)
-        self._reaper.wake()
+        self._marks.connection_ended(queue_pair)
 
     def _on_queue_pair_closing(self, queue_pair: QueuePair) -> None:
         """Drop the entries and windows of a connection, before it is closed and when it has ended (contract K.1.9)."""
@@ -746,10 +628,7 @@ class RegistrationCache(_core.LeaseFinder, Resource):
             grants = [grant for entry in self._entries for grant in entry.grants if grant.queue_pair is queue_pair]
         for grant in grants:
             self._revoke(grant)
-        with self._changed:
-            windows = self._windows.pop(queue_pair._serial, [])
-        for window in windows:
-            window.close()
+        self._windows.close_those_of(queue_pair)
         with self._changed:
             mine = []
             for entry in self._entries:
@@ -773,9 +652,8 @@ class RegistrationCache(_core.LeaseFinder, Resource):
         super()._on_forked()
         self._changed = threading.Condition(threading.Lock())
         self._loading.clear()
-        self._reaper.on_forked()
-        for marked in (self._dead, self._abandoned, self._ended):
-            marked.clear()
+        self._marks.on_forked()
+        self._windows.on_forked()
 
     def _count_region(self, region: MemoryRegion, change: int) -> None:
         """Add this region to the counts, or subtract it. Called under the lock."""
@@ -805,22 +683,16 @@ class RegistrationCache(_core.LeaseFinder, Resource):
                 raise busy(self, used)
             self._detach([entry for entry in self._entries if entry.cached])
             left = list(self._entries)
-            windows = [window for pool in self._windows.values() for window in pool]
-            self._windows.clear()
             self._changed.notify_all()
-        for window in windows:
-            window.close()
+        self._windows.close()
         for entry in left:
             entry.region.close()
             self._unwatch(entry)
         if self._monitor is not None:
             self._monitor.close()
         with self._changed:
-            self._entries.clear()
-            self._detached.clear()
-            self._known_buffers.clear()
-            self._exported.clear()
-            self._order.clear()
+            for all_of_them in (self._entries, self._detached, self._known_buffers, self._exported, self._order):
+                all_of_them.clear()
             self._counts.entries = self._counts.bytes_pinned = 0
 
     def _describe(self) -> str:

@@ -318,7 +318,7 @@ def test_what_a_child_drops_does_not_wake_the_parents_thread(world, monkeypatch)
     monkeypatch.setattr(world.adapter._orphans, "close", lambda **_: looked.append(1))
 
     def drop() -> bool:
-        world.cache._reaper.wake()
+        world.cache._marks.wake()
         world.adapter._wake()
         world.lease = world.exposure = None
         return True
