@@ -31,38 +31,12 @@ import ndpy.tools.cli
 LIST = Path(__file__).with_name("public_names.txt")
 MODULES = ["ndpy", "ndpy.aio", "ndpy.doctor", "ndpy.errors", "ndpy.ndk"]
 # Users call the constructors of these. Other objects come from a factory, whose line says what it takes.
-MADE_BY_USERS = {
-    "AddressVector",
-    "AlternatePath",
-    "Batch",
-    "CompletionArray",
-    "Endpoint",
-    "Mdl",
-    "NdkMr",
-    "Pending",
-    "Poller",
-    "ProviderError",
-    "QueuePairAttributes",
-    "RegistrationCache",
-    "RemoteMemory",
-    "RetryPolicy",
-    "XrcDestination",
-}
-# What can be done with an object besides naming its attributes.
-SPECIAL = [
-    *(
-        "__enter__",
-        "__exit__",
-        "__aenter__",
-        "__aexit__",
-        "__iter__",
-        "__next__",
-        "__aiter__",
-        "__anext__",
-        "__await__",
-    ),
-    *("__getitem__", "__setitem__", "__len__", "__contains__", "__call__", "__eq__", "__bool__", "__or__"),
-]
+MADE_BY_USERS = (
+    "AddressVector AlternatePath Batch CompletionArray Endpoint Mdl NdkMr Pending Poller ProviderError QueuePairAttributes "
+    "RegistrationCache RemoteMemory RetryPolicy XrcDestination"
+)
+# What can be done with an object besides naming its attributes, by methods of these names between underscores.
+SPECIAL = "enter exit aenter aexit iter next aiter anext await getitem setitem len contains call eq bool or"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -91,15 +65,15 @@ def _of_command(whole: str, command: click.Command) -> Iterator[str]:
 def _of_module(module: ModuleType) -> Iterator[str]:
     for name in exported(module):
         thing, whole = getattr(module, name), f"{module.__name__}.{name}"
-        first = _home(name, thing)
+        first = next(each for each in MODULES if getattr(importlib.import_module(each), name, None) is thing)
         if first != module.__name__:
             yield f"{whole} is {first}.{name}"
         elif isinstance(thing, type):
             yield from _of_class(whole, thing)
         elif inspect.isfunction(thing):
-            yield from _signatures(whole, _source(thing.__module__), thing.__name__)
-        elif isinstance(thing, ModuleType):
-            yield f"{whole}: a module"
+            tree = _source(thing.__module__)
+            (node,) = [each for each in tree.body if isinstance(each, Function) and each.name == thing.__name__]
+            yield f"{whole}{_head(tree, node, is_method=False)}"
         else:
             yield f"{whole} = {thing!r}"
 
@@ -117,13 +91,6 @@ def exported(module: ModuleType) -> list[str]:
         if is_hidden_error if listed else is_own:
             found.add(name)
     return sorted(found)
-
-
-def _home(name: str, thing: Any) -> str:
-    """The first of MODULES that exports it."""
-    return next(
-        each for each in MODULES if getattr(sys.modules.get(each) or importlib.import_module(each), name, None) is thing
-    )
 
 
 def _of_class(whole: str, cls: type) -> Iterator[str]:
@@ -154,7 +121,7 @@ def members(cls: type) -> dict[str, list[str]]:
             found |= _own_members(each)
     if issubclass(cls, enum.Enum):
         found = {name: said for name, said in found.items() if name not in cls.__members__}
-    if cls.__name__ not in MADE_BY_USERS:
+    if cls.__name__ not in MADE_BY_USERS.split():
         found.pop("__init__", None)
     elif dataclasses.is_dataclass(cls) and "__init__" not in found:
         found["__init__"] = [f"({', '.join(map(_field, dataclasses.fields(cls)))})"]
@@ -172,19 +139,23 @@ def _own_members(cls: type) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for part in _statements(node.body):
         if isinstance(part, Function):
-            _add_function(found, tree, node, part)
+            _add_function(found, tree, part)
         elif isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
             found[part.target.id] = [f".{part.target.id}: {_words(tree, part.annotation)}"]
         elif isinstance(part, ast.Assign):
-            for target in part.targets:
-                if isinstance(target, ast.Name):
-                    found[target.id] = [f".{target.id}"]
-    for part in ast.walk(node):
-        if isinstance(part, Function) and part.name == "__init__":
-            for name, annotation in _set_by(part):
+            found |= {target.id: [f".{target.id}"] for target in part.targets if isinstance(target, ast.Name)}
+    (init,) = [part for part in node.body if isinstance(part, Function) and part.name == "__init__"] or [None]
+    for part in ast.walk(init) if init else ():
+        for target in getattr(part, "targets", [getattr(part, "target", None)]):
+            if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
+                annotation = getattr(part, "annotation", None)
                 said = f": {_words(tree, annotation)}" if annotation else ""
-                found.setdefault(name, [f".{name}{said}"])
-    return {name: said for name, said in found.items() if not name.startswith("_") or name in (*SPECIAL, "__init__")}
+                found.setdefault(target.attr, [f".{target.attr}{said}"])
+    return {name: said for name, said in found.items() if name[0] != "_" or _is_special(name) or name == "__init__"}
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.strip("_") in SPECIAL.split()
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -194,46 +165,24 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements([*part.body, *part.orelse])
 
 
-def _set_by(init: Function) -> Iterator[tuple[str, ast.expr | None]]:
-    for part in ast.walk(init):
-        targets = (
-            part.targets if isinstance(part, ast.Assign) else [part.target] if isinstance(part, ast.AnnAssign) else []
-        )
-        for target in targets:
-            if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
-                yield target.attr, getattr(part, "annotation", None)
-
-
-def _add_function(found: dict[str, list[str]], tree: ast.Module, node: ast.ClassDef, part: Function) -> None:
-    decorators = [ast.unparse(each) for each in part.decorator_list]
-    if any(each.endswith(".setter") for each in decorators):
+def _add_function(found: dict[str, list[str]], tree: ast.Module, part: Function) -> None:
+    decorators = [ast.unparse(each).rpartition(".")[2] for each in part.decorator_list]
+    if "setter" in decorators:
         found[part.name][0] += ", can be set"
     elif any("property" in each for each in decorators):
         found[part.name] = [f".{part.name}: {_words(tree, part.returns)}"]
     elif part.name == "__init__":
         found[part.name] = [_head(tree, part, is_method=True).removesuffix(" -> None")]
-    elif part.name in SPECIAL:
+    elif _is_special(part.name):
         found[part.name] = [f".{part.name}"]
     else:
-        kind = next((f" [{each}]" for each in decorators if each in ("classmethod", "staticmethod")), "")
+        kind = "".join(f" [{each}]" for each in decorators if each in ("classmethod", "staticmethod", "overload"))
         said = f".{part.name}{_head(tree, part, is_method='staticmethod' not in decorators)}{kind}"
-        if any(each.endswith("overload") for each in decorators):
-            found.setdefault(part.name, []).append(said)
-        elif not _is_overloaded(node, part.name):
+        # Behind its overloads, the function itself is nobody's business.
+        if not found.get(part.name, [""])[0].endswith("[overload]"):
             found[part.name] = [said]
-
-
-def _is_overloaded(node: ast.ClassDef | ast.Module, name: str) -> bool:
-    return any(
-        isinstance(each, Function) and each.name == name and "overload" in ast.unparse(ast.Module([each], []))[:17]
-        for each in node.body
-    )
-
-
-def _signatures(whole: str, tree: ast.Module, name: str) -> Iterator[str]:
-    found = [each for each in tree.body if isinstance(each, Function) and each.name == name]
-    for node in found[:-1] or found:
-        yield f"{whole}{_head(tree, node, is_method=False)}"
+        elif "overload" in decorators:
+            found[part.name].append(said)
 
 
 def _head(tree: ast.Module, node: Function, *, is_method: bool) -> str:
@@ -252,12 +201,9 @@ def _head(tree: ast.Module, node: Function, *, is_method: bool) -> str:
     if arguments.kwarg:
         words.append("**" + _parameter(tree, arguments.kwarg, None))
     if is_method:
-        del words[0]
-        if words[:1] == ["/"]:
-            del words[0]
+        del words[: 2 if words[1:2] == ["/"] else 1]
     result = f" -> {_words(tree, node.returns)}" if node.returns else ""
-    is_awaited = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
-    return f"({', '.join(words)}){result}" if not is_awaited else f"({', '.join(words)}){result} [async]"
+    return f"({', '.join(words)}){result}{' [async]' if isinstance(node, ast.AsyncFunctionDef) else ''}"
 
 
 def _parameter(tree: ast.Module, argument: ast.arg, default: ast.expr | None) -> str:
@@ -269,9 +215,7 @@ def _parameter(tree: ast.Module, argument: ast.arg, default: ast.expr | None) ->
 
 def _words(tree: ast.Module, node: ast.expr | None) -> str:
     """An expression with each name as its own module has it, and without modules before names."""
-    if node is None:
-        return "?"
-    return ast.unparse(_Renaming(_aliases(tree)).visit(ast.parse(ast.unparse(node), mode="eval")))
+    return ast.unparse(_Renaming(_aliases(tree)).visit(ast.parse(ast.unparse(node), mode="eval"))) if node else "?"
 
 
 class _Renaming(ast.NodeTransformer):
@@ -281,15 +225,9 @@ class _Renaming(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Name(self.aliases.get(node.id, node.id), node.ctx)
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         is_of_a_module = isinstance(node.value, ast.Name) and node.value.id.islower()
         return ast.Name(node.attr, node.ctx) if is_of_a_module else self.generic_visit(node)
-
-    def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        # An annotation in quotes.
-        if isinstance(node.value, str) and node.value.isidentifier():
-            return ast.Constant(node.value)
-        return node
 
 
 @functools.cache
@@ -303,23 +241,13 @@ def _source(module: str) -> ast.Module:
 @functools.cache
 def _aliases(tree: ast.Module) -> dict[str, str]:
     """What names of imports are called where they come from."""
-    return {
-        alias.asname: alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if alias.asname
-    }
-
-
-def main(words: list[str]) -> int:
-    text = "".join(f"{line}\n" for line in lines())
-    if words == ["--write"]:
-        LIST.write_text(text, encoding="utf-8", newline="\n")
-    else:
-        print(text, end="")
-    return 0
+    found = [alias for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
+    return {alias.asname: alias.name for alias in found if alias.asname}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    text = "".join(f"{line}\n" for line in lines())
+    if sys.argv[1:] == ["--write"]:
+        LIST.write_text(text, encoding="utf-8", newline="\n")
+    else:
+        print(text, end="")
