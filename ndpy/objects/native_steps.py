@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ndpy import errors
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ndpy.objects.memory import Binding, MemoryRegion, MemoryWindow
     from ndpy.objects.multicast_group import MulticastGroup
     from ndpy.objects.pending import Pending
+    from ndpy.objects.poller import Poller
     from ndpy.objects.protection_domain import ProtectionDomain
     from ndpy.objects.queue_pair import QueuePair
     from ndpy.objects.shared_receive_queue import SharedReceiveQueue
@@ -40,8 +41,43 @@ if TYPE_CHECKING:
     from ndpy.vocabulary.counters import Counters
     from ndpy.vocabulary.endpoint import Endpoint
     from ndpy.vocabulary.flags import Access, Notify, Operation, Status
-    from ndpy.vocabulary.info import PathInfo
+    from ndpy.vocabulary.info import AdapterInfo, PathInfo
     from ndpy.vocabulary.queue_pair_attributes import QueuePairAttributes, QueuePairState
+
+
+class Platform(Protocol):
+    """What the module platform of each platform has. implementation() of ndpy/platforms/__init__.py returns one of the two."""
+
+    @property
+    def Poller(self) -> type[Poller]: ...
+
+    @property
+    def open_adapter(self) -> Callable[[Any], Adapter]:
+        """Open what list_adapters() or list_named() described."""
+
+    def list_adapters(self, provider: str | None = None, version: int | None = None, /) -> list[AdapterInfo]:
+        """See ndpy.list_adapters()."""
+
+    def list_named(self, which: str | None) -> list[AdapterInfo] | None:
+        """The adapters among which `which` chooses. None if it is those of list_adapters()."""
+
+    def is_listed_by_name_only(self, which: str | None) -> bool:
+        """Whether list_adapters() lists this adapter only if the environment names it."""
+
+    def describe_unlisted(self) -> dict[str, str]:
+        """A sentence about each such adapter, by its name."""
+
+    def why_no_adapter(self) -> str:
+        """Say what is missing on a machine without an adapter, and what to do."""
+
+    def explain_absence(self, name: str) -> None:
+        """Raise the reason why list_adapters() leaves out the adapter of this name, if there is such an adapter."""
+
+    def read_counters(self, name: str) -> Counters:
+        """Read the counters of an adapter."""
+
+    def allocate(self, length: int, alignment: int, huge_pages: bool, numa_node: int | None) -> memoryview:
+        """Do alloc(), whose arguments were checked."""
 
 
 def _lacking(*arguments: Any) -> Any:

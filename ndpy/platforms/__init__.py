@@ -7,16 +7,16 @@ import functools
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
 
-from ndpy.errors import AdapterNotFoundError, ProviderNotFoundError, UnsupportedError
+from ndpy.errors import AdapterNotFoundError, ProviderNotFoundError
 from ndpy.objects.adapter import Adapter
+from ndpy.objects.native_steps import Platform
 from ndpy.objects.poller import Poller
 from ndpy.vocabulary.info import AdapterInfo, as_named, is_address, port_number
 
 
 @functools.cache
-def implementation() -> Any:
+def implementation() -> Platform:
     """Return the module with the public classes of this platform. The first call imports it."""
     if sys.platform == "linux":
         from ndpy.platforms.verbs import platform as linux
@@ -49,22 +49,7 @@ def list_adapters(*, provider: str | os.PathLike[str] | None = None, version: in
             install, or the DLL.
         UnsupportedError: `provider` or `version` was given on Linux, where libibverbs finds its providers itself.
     """
-    found: list[AdapterInfo]
-    if provider is None and version is None:
-        found = implementation().list_adapters()
-    elif sys.platform == "win32":
-        found = implementation().list_adapters(None if provider is None else os.fspath(provider), version)
-    elif provider is None:
-        raise UnsupportedError(
-            f"version={version!r} is one of NetworkDirect, which only Windows has", operation="list adapters"
-        )
-    else:
-        raise UnsupportedError(
-            f"provider={os.fspath(provider)!r} names the DLL of a NetworkDirect provider, which only Windows loads; "
-            "libibverbs finds its providers itself",
-            operation="list adapters",
-        )
-    return found
+    return implementation().list_adapters(None if provider is None else os.fspath(provider), version)
 
 
 def open_adapter(
@@ -93,8 +78,7 @@ def open_adapter(
         if not adapters and provider is not None:
             raise AdapterNotFoundError(f"the provider {os.fspath(provider)} serves no address")
         info = choose(adapters, which or os.environ.get("NDPY_ADAPTER") or None)
-    opened: Adapter = implementation().open_adapter(info)
-    return opened
+    return implementation().open_adapter(info)
 
 
 def find(which: str | None = None) -> AdapterInfo:
@@ -102,17 +86,14 @@ def find(which: str | None = None) -> AdapterInfo:
     if which is not None and not isinstance(which, str):
         raise TypeError(f"an adapter is named by a string, its name or a local IP address, not {which!r:.80}")
     which = which or os.environ.get("NDPY_ADAPTER") or None
-    named: list[AdapterInfo] | None = implementation().list_named(which) if sys.platform == "linux" else None
+    named = implementation().list_named(which)
     return choose(list_adapters() if named is None else named, which)
 
 
 def unlisted(infos: list[AdapterInfo]) -> list[str]:
     """A sentence for each adapter that this machine has but that list_adapters(), which gave `infos`, lists only by name."""
-    if sys.platform != "linux":
-        return []
-    described: dict[str, str] = implementation().describe_unlisted()
     present = {info.name for info in infos}
-    return [sentence for name, sentence in described.items() if name not in present]
+    return [text for name, text in implementation().describe_unlisted().items() if name not in present]
 
 
 @contextlib.contextmanager
@@ -184,8 +165,7 @@ def _suggestion(which: str, adapters: list[AdapterInfo]) -> str:
 
     names = [info.name for info in adapters]
     names += [interface.name for info in adapters for port in info.ports for interface in port.interfaces]
-    if sys.platform == "linux":
-        names += implementation().describe_unlisted()
+    names += implementation().describe_unlisted()
     plain = {name.lower(): name for name in names}
     close = difflib.get_close_matches(which.lower(), plain, 1)
     return f" (did you mean {plain[close[0]]}?)" if close else ""
