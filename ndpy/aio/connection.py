@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import dataclasses
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ndpy import errors
 from ndpy.aio.channel import SILENT, Channel
@@ -66,6 +66,8 @@ class Connection(Uncopied):
         self._channel = channel = Channel(hub, life, own, MOST_REQUESTS)
         self.queue_pair: QueuePair = channel.queue_pair
         self._transfers = Transfers(hub, channel)
+        # It is one user of the hub until everything of it is free.
+        hub.stay()
         self._own = dataclasses.replace(own, invalidates=self._transfers.has_windows and channel.may_invalidate)
         self._messages = Messages(channel, self._transfers)
 
@@ -110,9 +112,21 @@ class Connection(Uncopied):
         self._local_address = connector.local_address
         self._life.peer = "{} port {}".format(*self._peer_address[:2])
 
+    async def _open(self, way: Coroutine[Any, Any, None], *, wait: bool = False) -> None:
+        """Go the way into the connection. wait: if that fails, until it is free."""
+        try:
+            await way
+        except GeneratorExit:
+            self.on_dropped()
+            raise
+        except BaseException:
+            self._life.end("it could not be made")
+            if wait:
+                await self._until_free()
+            raise
+
     async def _connect(self, host: str, port: int, timeout_s: float | None) -> None:
         """The client's way into the connection."""
-        life = self._life
         connector = self.connector = self.adapter.create_connector()
         deadline = self._deadline(timeout_s)
         connecting = connector.begin_connect(self.queue_pair, (host, port), private_data=self._own.to_bytes())
@@ -122,35 +136,34 @@ class Connection(Uncopied):
             raise connector._no_answer(error, timeout_s) from None
         self._connected_by(connector)
         self._messages.protocol = Protocol(self._own, self._hello_of_server(connector))
-        await await_or_cancel(connector.begin_complete_connect(), self._left_s(deadline))
+        await await_or_cancel(connector.begin_complete_connect(), timeout(deadline - self._loop.time()))
         self._on_agreed()
         self._messages.begin()
-        while life.state == "opening":
-            left_s = deadline - self._loop.time()
-            if left_s <= 0:
-                raise errors.TimeoutError(
-                    f"{life.peer} accepted the connection and then said nothing", operation="connect"
-                )
-            await life.past("opening", timeout_s=min(left_s, _NUDGE_S))
-            if life.state == "opening":
-                with contextlib.suppress(errors.NdpyError):
-                    self._channel.write_nothing(0, SILENT)
-        life.require(ALIVE)
+        await self._until_begun(deadline, "accepted the connection", operation="connect", nudge_s=_NUDGE_S)
 
     async def _accept(self, connector: Connector, timeout_s: float | None) -> None:
         """The server's way into the connection."""
-        life = self._life
         self._connected_by(connector)
         self._messages.protocol = Protocol(self._own, Hello.from_bytes(connector.private_data))
         deadline = self._deadline(timeout_s)
         await await_or_cancel(connector.begin_accept(self.queue_pair, private_data=self._own.to_bytes()), timeout_s)
         self._on_agreed()
         # On iWARP the client sends first.
-        await life.past("opening", timeout_s=self._left_s(deadline))
-        if life.state == "opening":
-            raise errors.TimeoutError(f"{life.peer} connected and then said nothing", operation="accept")
-        life.require(ALIVE)
+        await self._until_begun(deadline, "connected", operation="accept")
         self._messages.begin()
+
+    async def _until_begun(self, deadline: float, did: str, *, operation: str, nudge_s: float = math.inf) -> None:
+        """Wait for START. did: what the peer has done. nudge_s: how often to write nothing meanwhile."""
+        life = self._life
+        while life.state == "opening":
+            left_s = deadline - self._loop.time()
+            if left_s <= 0:
+                raise errors.TimeoutError(f"{life.peer} {did} and then said nothing", operation=operation)
+            await life.past("opening", timeout_s=min(left_s, nudge_s))
+            if life.state == "opening" and nudge_s < left_s:
+                with contextlib.suppress(errors.NdpyError):
+                    self._channel.write_nothing(0, SILENT)
+        life.require(ALIVE)
 
     def _on_agreed(self) -> None:
         was_severed = self._life.state == "severed"
@@ -160,9 +173,6 @@ class Connection(Uncopied):
 
     def _deadline(self, timeout_s: float | None) -> float:
         return self._loop.time() + (math.inf if timeout_s is None else timeout_s)
-
-    def _left_s(self, deadline: float) -> float | None:
-        return timeout(deadline - self._loop.time())
 
     def _hello_of_server(self, connector: Connector) -> Hello:
         try:
@@ -403,15 +413,6 @@ class Connection(Uncopied):
     def _has_left(self) -> bool:
         """Whether everything of it is free."""
         return self._freeing is not None and self._freeing.done()
-
-    def _abandon(self) -> None:
-        """The connection could not be made. It is being freed then."""
-        self._life.end("it could not be made")
-
-    async def _give_up(self) -> None:
-        """The connection could not be made. It is free then."""
-        self._abandon()
-        await self._until_free()
 
     def _tells_of_end(self, error: BaseException | None, kind: type[BaseException] = ConnectionError) -> bool:
         """Whether an exception of this kind tells that this connection has ended, whoever ended it."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 import weakref
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from ndpy.aio.interrupts import Interrupts
-from ndpy.aio.tasks import finish, in_thread
+from ndpy.aio.tasks import finish, in_thread, start_soon
 from ndpy.cache.lease import Lease
 from ndpy.cache.registration_cache import RegistrationCache
 from ndpy.errors import ClosedError, DeviceBusyError, NdpyError
@@ -89,29 +91,24 @@ class Member(Protocol):
         """The queue or the adapter has failed, or this package has."""
 
 
-class _Queue:
-    """A completion queue, and how many completions it has room for."""
-
-    def __init__(self, queue: CompletionQueue) -> None:
-        self.queue = queue
-        self.room = queue.depth
-
-
 class Hub(Uncopied):
     """Use it in the loop's thread only.
 
     Attributes:
         adapter: makes everything.
+        loop: where it is used.
         interrupts: of the loop's program.
     """
 
     def __init__(self, key: Any, adapter: Adapter, *, owned: bool) -> None:
         self._key = key
         self.adapter = adapter
-        self.interrupts = Interrupts(asyncio.get_running_loop())
+        self.loop = asyncio.get_running_loop()
+        self.interrupts = Interrupts(self.loop)
         self._owned = owned
         self._cache = _Cache(adapter)
-        self._queues: list[_Queue] = []
+        #: How many completions each queue has room for.
+        self._room: dict[CompletionQueue, int] = {}
         self._members: dict[int, Member] = {}
         self._last_number = 0
         self._users = 0
@@ -151,15 +148,19 @@ class Hub(Uncopied):
         """Count one more user of a hub that has one."""
         self._users += 1
 
+    def on_dropped(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """See AtEnd in life.py."""
+        start_soon(self.loop, end)
+
     async def leave(self) -> None:
         """The last user closes it."""
         self._users -= 1
         if not self._users:
-            hubs = _hubs.get(asyncio.get_running_loop())
+            hubs = _hubs.get(self.loop)
             if hubs is not None and hubs.get(self._key) is self:
                 del hubs[self._key]
-            for shared in self._queues:
-                self._poller.unwatch(shared.queue)
+            for queue in self._room:
+                self._poller.unwatch(queue)
             # A program that keeps an exception of a connection keeps the hub.
             self._last_poller = None
             await in_thread(self._close)
@@ -176,8 +177,8 @@ class Hub(Uncopied):
                 region.close()
         self._spare.clear()
         self._cache.close()
-        while self._queues:
-            self._queues.pop().queue.close()
+        while self._room:
+            self._room.popitem()[0].close()
         if self._owned:
             self.adapter.close()
 
@@ -193,25 +194,24 @@ class Hub(Uncopied):
     def add(self, member: Member, completions: int) -> None:
         """Give a member its number, and a queue with room for so many completions."""
         limit = self.adapter.info.max_completion_queue_depth
-        shared = next((shared for shared in self._queues if shared.room >= completions), None)
-        if shared is None:
-            shared = _Queue(self.adapter.create_completion_queue(min(max(_QUEUE_DEPTH, completions), limit)))
-            self._queues.append(shared)
-            self._poller.watch(shared.queue, lambda: self._take(shared))
-            self._take(shared)
-        shared.room -= completions
-        member.queue = shared.queue
+        queue = next((queue for queue, room in self._room.items() if room >= completions), None)
+        if queue is None:
+            queue = self.adapter.create_completion_queue(min(max(_QUEUE_DEPTH, completions), limit))
+            self._room[queue] = queue.depth
+            self._poller.watch(queue, functools.partial(self._take, queue))
+            self._take(queue)
+        self._room[queue] -= completions
+        member.queue = queue
         member.number = self._last_number = self._last_number % 0x7FFFFFFF + 1
         self._members[member.number] = member
         if self._next_probe is None:
-            self._next_probe = asyncio.get_running_loop().call_later(_PROBE_S, self._probe)
+            self._next_probe = self.loop.call_later(_PROBE_S, self._probe)
 
     def remove(self, member: Member, completions: int) -> None:
         """The queue pair of a member has gone."""
         self._members.pop(member.number, None)
-        for shared in self._queues:
-            if shared.queue is member.queue:
-                shared.room += completions
+        if member.queue in self._room:
+            self._room[member.queue] += completions
         if not self._members and self._next_probe is not None:
             self._next_probe.cancel()
             self._next_probe = None
@@ -219,11 +219,11 @@ class Hub(Uncopied):
     def _probe(self) -> None:
         for member in self._members.values():
             member.probe()
-        self._next_probe = asyncio.get_running_loop().call_later(_PROBE_S, self._probe)
+        self._next_probe = self.loop.call_later(_PROBE_S, self._probe)
 
-    def _take(self, shared: _Queue) -> None:
+    def _take(self, queue: CompletionQueue) -> None:
         """Take completions, and ask for the next notification if there are no more."""
-        queue, members, taken = shared.queue, self._members, 0
+        members, taken = self._members, 0
         try:
             while taken < _AT_A_STRETCH:
                 completions = queue.poll(_AT_ONCE)
@@ -246,13 +246,12 @@ class Hub(Uncopied):
                 if member.queue is queue:
                     member.fail(f"the completion queue failed: {error}", error)
             return
-        asyncio.get_running_loop().call_soon(self._take, shared)
+        self.loop.call_soon(self._take, queue)
 
-    @staticmethod
-    def _on_fault(member: Member, error: Exception) -> None:
+    def _on_fault(self, member: Member, error: Exception) -> None:
         """A mistake of this package ends one connection. The others go on."""
         context = {"message": f"{member!r} has failed", "exception": error}
-        asyncio.get_running_loop().call_exception_handler(context)
+        self.loop.call_exception_handler(context)
         member.fail(f"{type(error).__name__}: {error}", error)
 
     # ---- memory ----
@@ -262,7 +261,7 @@ class Hub(Uncopied):
         try:
             return self._cache.local(memory, access)
         except _IsLong:
-            leasing = asyncio.get_running_loop().run_in_executor(None, self._cache.local, memory, access)
+            leasing = self.loop.run_in_executor(None, self._cache.local, memory, access)
         try:
             return await finish(leasing)
         except asyncio.CancelledError:

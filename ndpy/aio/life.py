@@ -6,12 +6,15 @@ import asyncio
 import enum
 import math
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ndpy import errors
 from ndpy.aio.errors import ConnectionEndedError, ConnectionResetError, ProtocolError
 from ndpy.aio.interrupts import Interrupts
 from ndpy.aio.tasks import start
+
+if TYPE_CHECKING:
+    from ndpy.aio.hub import Hub
 
 # How long close(), and what waits for the peer, may take together after hurry().
 _HURRY_S = 0.4
@@ -199,17 +202,19 @@ class Life:
 
 
 class AtEnd:
-    """`async with AtEnd(life, end)`: what `finally: await end()` does, also if the coroutine is dropped.
+    """`async with AtEnd(user, end)`: what `finally: await end()` does, also if the coroutine is dropped.
 
     When a loop is closed before its tasks have ended, or a program forgets a task, the garbage collector closes the coroutine with
     GeneratorExit. It does so in any thread, which may hold any lock. So nothing may wait then, and no provider is called: the loop
     makes the call. After the loop's end, what the coroutine had is dropped, and the adapter's thread closes it.
+
+    user: the connection's life, or the hub. Its on_dropped(end) is called then.
     """
 
-    __slots__ = ("_end", "_life")
+    __slots__ = ("_end", "_user")
 
-    def __init__(self, life: Life, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._life = life
+    def __init__(self, user: Life | Hub, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._user = user
         self._end = end
 
     async def __aenter__(self) -> None:
@@ -217,6 +222,6 @@ class AtEnd:
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is GeneratorExit:
-            self._life.on_dropped(self._end)
+            self._user.on_dropped(self._end)
         else:
             await self._end()

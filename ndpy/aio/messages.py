@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from ndpy.objects.resource import Uncopied
 from ndpy.vocabulary.flags import Access
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class _Incoming:
     """A message that has come.
 
@@ -33,14 +35,11 @@ class _Incoming:
         withdrawn: whether the peer does not want it to be read any more.
     """
 
-    __slots__ = ("contents", "frame", "place", "slot", "withdrawn")
-
-    def __init__(self, place: int, frame: Frame, slot: int | None) -> None:
-        self.place = place
-        self.frame = frame
-        self.slot = slot
-        self.contents: bytes | None = None
-        self.withdrawn = False
+    place: int
+    frame: Frame
+    slot: int | None
+    contents: bytes | None = None
+    withdrawn: bool = False
 
 
 class Messages(Uncopied):

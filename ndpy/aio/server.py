@@ -15,8 +15,9 @@ from typing import Any, Generic, TypeVar
 from ndpy import errors
 from ndpy.aio.connection import Connection
 from ndpy.aio.hub import Hub
+from ndpy.aio.life import AtEnd
 from ndpy.aio.protocol import MAX_OFFERS, MAX_SLOT_SIZE, MAX_SLOTS, MIN_SLOT_SIZE, Hello
-from ndpy.aio.tasks import finish, in_thread, start
+from ndpy.aio.tasks import finish, in_thread, start, start_soon
 from ndpy.objects.adapter import Adapter
 from ndpy.objects.connection import Connector
 from ndpy.objects.listener import Listener
@@ -106,30 +107,25 @@ def connect(
         end = loop.time() + (math.inf if timeout_s is None else timeout_s)
         found = await _addresses_of(address, timeout_s)
         hub = Hub.join(adapter)
+        #: They are freed beside the next attempt, because the kernel may hold them for long (Quirk.IWARP_DESTROY_WAITS).
         failed: list[Connection] = []
-        for left in range(len(found), 0, -1):
-            if left > 1:
-                # For the next attempt, because a connection that could not be made leaves the hub.
-                hub.stay()
-            share_s = None if timeout_s is None else max(0.0, end - loop.time()) / left
-            try:
-                connection = await _attempt(hub, hello, found[-left], share_s, close_timeout_s, failed)
-            except GeneratorExit:
-                if left > 1:
-                    with contextlib.suppress(RuntimeError):
-                        loop.call_soon_threadsafe(start, loop, hub.leave)
-                raise
-            except BaseException as error:
-                if left > 1 and isinstance(error, _TRY_NEXT) and loop.time() < end:
-                    continue
-                if left > 1:
-                    await hub.leave()
-                for attempt in failed:
-                    await attempt._until_free()
-                raise
-            if left > 1:
-                await hub.leave()
-            return connection
+        async with AtEnd(hub, hub.leave):
+            for left in range(len(found), 0, -1):
+                share_s = None if timeout_s is None else max(0.0, end - loop.time()) / left
+                try:
+                    connection = Connection(hub, hello, close_timeout_s)
+                    failed.append(connection)
+                    await connection._open(connection._connect(*found[-left], share_s))
+                except GeneratorExit:
+                    raise
+                except BaseException as error:
+                    if left > 1 and isinstance(error, _TRY_NEXT) and loop.time() < end:
+                        continue
+                    for attempt in failed:
+                        await attempt._until_free()
+                    raise
+                connection._attempts = [attempt for attempt in failed[:-1] if not attempt._has_left]
+                return connection
         raise AssertionError("there is no address")
 
     return _Awaitable(make)
@@ -206,42 +202,6 @@ async def _addresses_of(address: Address, timeout_s: float | None) -> list[Addre
     return [(numeric_host(resolved), resolved[1]) for _, resolved in unique(found)]
 
 
-async def _attempt(
-    hub: Hub,
-    hello: Hello,
-    address: Address,
-    timeout_s: float | None,
-    close_timeout_s: float | None,
-    failed: list[Connection],
-) -> Connection:
-    """Make a connection to one address, as a user of the hub. If that fails, the hub is left.
-
-    failed: the attempts so far. They are freed beside the next one, because the kernel may hold them for long
-        (Quirk.IWARP_DESTROY_WAITS).
-    """
-    connection = await _new_connection(hub, hello, close_timeout_s)
-    try:
-        await connection._connect(*address, timeout_s)
-    except GeneratorExit:
-        connection.on_dropped()
-        raise
-    except BaseException:
-        failed.append(connection)
-        connection._abandon()
-        raise
-    connection._attempts = [attempt for attempt in failed if not attempt._has_left]
-    return connection
-
-
-async def _new_connection(hub: Hub, hello: Hello, close_timeout_s: float | None) -> Connection:
-    """A connection that is one user of the hub. If it cannot be made, the hub is left."""
-    try:
-        return Connection(hub, hello, close_timeout_s)
-    except BaseException:
-        await hub.leave()
-        raise
-
-
 class Server(Uncopied):
     """Accepts connections, made by serve(). Leaving its block calls close().
 
@@ -279,17 +239,14 @@ class Server(Uncopied):
 
     async def _accept_all(self) -> None:
         try:
-            await self._accept_until_closed()
+            async for connector in self._listener:
+                task = start(self._loop, partial(self._serve_one, connector))
+                self._tasks.add(task)
+                task.add_done_callback(partial(self._on_served, connector))
         except asyncio.CancelledError:
             # Nobody but the loop's end cancels this.
             self._hurry()
             raise
-
-    async def _accept_until_closed(self) -> None:
-        async for connector in self._listener:
-            task = start(self._loop, partial(self._serve_one, connector))
-            self._tasks.add(task)
-            task.add_done_callback(partial(self._on_served, connector))
 
     def _on_served(self, connector: Connector, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -301,9 +258,8 @@ class Server(Uncopied):
         peer = "an unknown address"
         with contextlib.suppress(errors.DeviceRemovedError):
             peer = "{} port {}".format(*connector.peer_address[:2])
-        self._hub.stay()
         try:
-            connection = await _new_connection(self._hub, self._hello, self._close_timeout_s)
+            connection = Connection(self._hub, self._hello, self._close_timeout_s)
         except errors.NdpyError as error:
             _log.warning("a client at %s was refused: %s", peer, error)
             with contextlib.suppress(errors.NdpyError):
@@ -311,17 +267,10 @@ class Server(Uncopied):
             connector.close()
             return
         try:
-            await connection._accept(connector, self._timeout_s)
+            await connection._open(connection._accept(connector, self._timeout_s), wait=True)
         except errors.NdpyError as error:
             _log.warning("the connection of a client at %s failed: %s", peer, error)
-            await connection._give_up()
             return
-        except GeneratorExit:
-            connection.on_dropped()
-            raise
-        except BaseException:
-            await connection._give_up()
-            raise
         self.connections.add(connection)
         try:
             async with connection:
@@ -385,8 +334,7 @@ class Server(Uncopied):
     ) -> None:
         if kind is GeneratorExit and not self._loop.is_closed():
             # See AtEnd.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(lambda: start(self._loop, self.close))
+            start_soon(self._loop, self.close)
         else:
             if kind is not None and issubclass(kind, (asyncio.CancelledError, KeyboardInterrupt, SystemExit)):
                 self._hurry()

@@ -104,6 +104,12 @@ def start(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any
     return loop.create_task(_Later(make))
 
 
+def start_soon(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """The same from any thread. After the end of the loop nothing happens."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(start, loop, make)
+
+
 async def in_thread(call: Callable[[], T]) -> T:
     """Make a call that may block in a thread. If the task is cancelled, wait for the call all the same."""
     try:

@@ -260,8 +260,7 @@ class Transfers(Uncopied):
     async def end(self) -> None:
         """The connection has ended. Wait until the adapter has ended its transfers too, whose tasks go on then."""
         if self.under_way:
-            left = list(self.under_way.values())
-            await finish(start(self.life.loop, lambda: asyncio.wait(left, timeout=self.life.limited(_LET_GO_S))))
+            await finish(start(self.life.loop, lambda: self._end_late(list(self.under_way.values()))))
 
     def fail(self) -> None:
         """Those that the adapter has not ended."""
