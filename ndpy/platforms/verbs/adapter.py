@@ -39,7 +39,7 @@ from ndpy.platforms.verbs.memory import (
     register_null,
 )
 from ndpy.platforms.verbs.monitor import Monitor
-from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, lib, load_for, text
+from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, free_once, lib, load_for, text
 from ndpy.platforms.verbs.queue_pair import VerbsQueuePair
 from ndpy.platforms.verbs.registering import RegistrationWorkers
 from ndpy.platforms.verbs.shared_receive_queue import VerbsSharedReceiveQueue
@@ -324,9 +324,7 @@ class VerbsAdapter(Adapter):
             thread.join()
 
     def _free_domain(self) -> None:
-        if self._domain is not None:
-            check("close adapter", lib.ibv_dealloc_pd(self._domain))
-            self._domain = None
+        free_once(self, "_domain", "close adapter", lib.ibv_dealloc_pd)
 
 
 class VerbsProtectionDomain(ProtectionDomain, VerbsAdapter):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 from typing import TYPE_CHECKING, Any
 
-from ndpy import errors
 from ndpy.objects.completion_queue import CompletionQueue
 from ndpy.objects.connection_parameters import ReadLimits
 from ndpy.objects.datagram_queue_pair import DatagramQueuePair, Destination
@@ -14,7 +13,7 @@ from ndpy.objects.pending import Pending
 from ndpy.objects.work_queues import QueuePairLimits
 from ndpy.platforms.verbs.datagram_calls import JoinCall, ResolveCall
 from ndpy.platforms.verbs.endpoint import active_port
-from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, lib
+from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, free_once, lib
 from ndpy.platforms.verbs.queue_pair import VerbsQueuePair
 from ndpy.platforms.verbs.queue_pair_attributes import modify, write_vector
 from ndpy.vocabulary.queue_pair_attributes import QueuePairState, QueuePairType
@@ -37,14 +36,7 @@ class VerbsDestination(Destination):
         return int(ffi.cast("uintptr_t", self._handle))
 
     def _native_destroy(self) -> None:
-        # Ctrl-C may come after the handle has gone. Nobody may destroy it a second time.
-        handle, self._handle = self._handle, None
-        try:
-            if handle is not None:
-                check("close destination", lib.ibv_destroy_ah(handle))
-        except errors.NdpyError:
-            self._handle = handle
-            raise
+        free_once(self, "_handle", "close destination", lib.ibv_destroy_ah)
 
 
 class VerbsDatagramQueuePair(DatagramQueuePair, VerbsQueuePair):

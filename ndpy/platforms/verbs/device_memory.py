@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ndpy import errors
 from ndpy.objects.device_memory import DeviceMemory
 from ndpy.platforms.verbs.memory import VerbsMemoryRegion, native_access
-from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, lib
+from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, free_once, lib
 from ndpy.vocabulary.flags import Access
 
 if TYPE_CHECKING:
@@ -23,14 +22,7 @@ class VerbsDeviceMemory(DeviceMemory):
         return check_pointer("alloc device memory", call(self._adapter._context, self.length, bits))
 
     def _native_free(self) -> None:
-        # Ctrl-C may come after the memory has gone. Nobody may free it a second time.
-        native, self._native = self._native, None
-        try:
-            if native is not None:
-                check("close device memory", lib.ndpy_free_device_memory(native))
-        except errors.NdpyError:
-            self._native = native
-            raise
+        free_once(self, "_native", "close device memory", lib.ndpy_free_device_memory)
 
     def _native_write(self, offset: int, view: memoryview, length: int) -> None:
         check("write", lib.ndpy_copy_to_device(self._native, offset, ffi.from_buffer(view), length))

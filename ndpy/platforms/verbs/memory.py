@@ -12,7 +12,7 @@ from ndpy import errors
 from ndpy.objects.memory import MemoryRegion, MemoryWindow
 from ndpy.objects.pending import Pending
 from ndpy.objects.resource import next_serial
-from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, lib
+from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, free_once, lib
 from ndpy.vocabulary import system_files
 from ndpy.vocabulary.flags import Access, Capability
 from ndpy.vocabulary.quirks import Quirk
@@ -178,6 +178,10 @@ def register_dmabuf(fd: int, offset: int) -> Callable[[VerbsAdapter, int, int, A
     return register
 
 
+def _as_region(handle: int) -> Any:
+    return ffi.cast("struct ibv_mr *", handle)
+
+
 class VerbsMemoryRegion(MemoryRegion):
     _adapter: VerbsAdapter
     #: How long registering took.
@@ -197,7 +201,7 @@ class VerbsMemoryRegion(MemoryRegion):
 
     @property
     def _native(self) -> Any:
-        return ffi.cast("struct ibv_mr *", self._handle) if self._handle else None
+        return _as_region(self._handle) if self._handle else None
 
     def _read_tokens(self) -> None:
         native = self._native
@@ -208,15 +212,7 @@ class VerbsMemoryRegion(MemoryRegion):
         return self._adapter._registering.begin(self)
 
     def _native_deregister(self) -> None:
-        # Ctrl-C may come after the native region has gone. close() must not free it a second time.
-        native, handle = self._native, self._handle
-        if native is not None:
-            self._handle = 0
-            try:
-                check("deregister", lib.ibv_dereg_mr(native))
-            except errors.NdpyError:
-                self._handle = handle
-                raise
+        free_once(self, "_handle", "deregister", lambda handle: lib.ibv_dereg_mr(_as_region(handle)), 0)
 
     def _native_free(self) -> None:
         native = self._native
@@ -319,9 +315,7 @@ class VerbsMemoryWindow(MemoryWindow):
 
     def _native_free(self) -> None:
         with self._using:
-            if self._native is not None:
-                check("close window", lib.ndpy_free_window(self._native))
-                self._native = None
+            free_once(self, "_native", "close window", lib.ndpy_free_window)
 
     def _on_forked(self) -> None:
         super()._on_forked()

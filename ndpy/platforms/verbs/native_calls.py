@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ndpy.errors import ProviderError, ProviderNotFoundError, from_errno
@@ -128,6 +128,22 @@ def check(operation: str, result: int, message: str = "") -> None:
     """Raise if a libibverbs call, which returns 0 or an errno, has failed."""
     if result:
         raise from_errno(operation, result if result > 0 else ffi.errno, message)
+
+
+def free_once(owner: Any, field: str, operation: str, call: Callable[[Any], int], none: Any = None) -> None:
+    """Free the native object in a field of its owner. Harmless when repeated. If the provider refuses, the field has it still.
+
+    Ctrl-C may come after the object has gone. Nobody may free it a second time. So the field has `none` during the call.
+    """
+    native = getattr(owner, field)
+    if native == none:
+        return
+    setattr(owner, field, none)
+    try:
+        check(operation, call(native))
+    except ProviderError:
+        setattr(owner, field, native)
+        raise
 
 
 def check_errno(operation: str, result: int, message: str = "") -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.objects.shared_receive_queue import SharedReceiveQueue
-from ndpy.platforms.verbs.native_calls import check, ffi, lib, new_pointer
+from ndpy.platforms.verbs.native_calls import check, ffi, free_once, lib, new_pointer
 
 if TYPE_CHECKING:
     from ndpy.platforms.verbs.adapter import VerbsAdapter
@@ -31,13 +31,7 @@ class VerbsSharedReceiveQueue(SharedReceiveQueue):
         return new_pointer("create shared receive queue", call, self._adapter._domain, request)
 
     def _native_destroy(self) -> None:
-        # Ctrl-C may come after the native queue has gone. Nobody may free it a second time.
-        srq, self._srq = self._srq, None
-        try:
-            check("close shared receive queue", lib.ibv_destroy_srq(srq))
-        except errors.NdpyError:
-            self._srq = srq
-            raise
+        free_once(self, "_srq", "close shared receive queue", lib.ibv_destroy_srq)
 
     def _native_modify(self, depth: int, threshold: int) -> None:
         """The provider's queue keeps the depth that it was made with. arm() sets its limit."""
