@@ -92,7 +92,7 @@ struct ndpy_queue_pair {
     uint32_t max_read_sge;
     uint32_t inline_size;
     uint64_t max_length;
-    int suits_siw;
+    int works_around_siw;
     int refuses_reads;
     uint32_t offered; /* the operations that it takes, each as the bit of its number */
     uint32_t plain;   /* those of them that check_special() need not see */

@@ -82,7 +82,7 @@ HOT void native_data_request(void *request, uint32_t operation, void *elements, 
 }
 
 /* See Quirk.SIW_OVERTAKES_READS and Quirk.SIW_STUMBLES_OVER_EMPTY_ELEMENTS. */
-APART void suit_siw(struct ibv_send_wr *wr, const struct ndpy_slot *slot)
+APART void work_around_siw(struct ibv_send_wr *wr, const struct ndpy_slot *slot)
 {
     int count = 0;
 
@@ -122,14 +122,14 @@ HOT int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void *re
     wr->wr_id = (uintptr_t)slot;
     wr->next = NULL;
     wr->send_flags = native_flags(slot, signaled);
-    if (qp->suits_siw)
-        suit_siw(wr, slot);
+    if (qp->works_around_siw)
+        work_around_siw(wr, slot);
     error = ibv_post_send(qp->native, wr, &bad);
     if (!error)
         return 0;
     error = post_error(error);
     /* siw knows of the connection's end before the connection manager has told ndpy. */
-    return error == ENOTCONN && qp->suits_siw ? NATIVE_NEVER_COMPLETES : error;
+    return error == ENOTCONN && qp->works_around_siw ? NATIVE_NEVER_COMPLETES : error;
 }
 
 /* siw refuses a receive without elements, but takes one element of no bytes. */
@@ -448,9 +448,9 @@ int ndpy_post_bind_of_type_1(struct ndpy_queue_pair *qp, uint32_t flags, uint64_
     return post_window_request(&of_type_1, qp, operation, flags, context, length, &request);
 }
 
-void ndpy_queue_pair_suit_siw(struct ndpy_queue_pair *qp)
+void ndpy_queue_pair_work_around_siw(struct ndpy_queue_pair *qp)
 {
-    qp->suits_siw = 1;
+    qp->works_around_siw = 1;
 }
 
 int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, uint32_t *alike)

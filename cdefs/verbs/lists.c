@@ -44,8 +44,8 @@ static void make_send(struct ibv_send_wr *wr, const struct ndpy_queue_pair *qp, 
 
     native_data_request(&native, request->operation, elements, request->count, &request->remote);
     native.wr.send_flags = native_flags(slot, signaled);
-    if (qp->suits_siw)
-        suit_siw(&native.wr, slot);
+    if (qp->works_around_siw)
+        work_around_siw(&native.wr, slot);
     *wr = native.wr;
 }
 
@@ -176,7 +176,7 @@ APART int end_refused(struct ndpy_queue_pair *qp, struct ndpy_list *list, int er
     ring->silent_run += taken;
     *posted = taken;
     /* Posted one by one, the rest ends as requests do after the end of a connection (see native_post()). */
-    return error == ENOTCONN && qp->suits_siw ? NDPY_POST_SINGLY : error;
+    return error == ENOTCONN && qp->works_around_siw ? NDPY_POST_SINGLY : error;
 }
 
 static int post_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_t *posted)

@@ -155,7 +155,7 @@ int ndpy_post_bind_of_type_1(struct ndpy_queue_pair *qp, uint32_t flags, uint64_
 int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, uint32_t token);
 /* Post as siw needs it: fence every request except reads, which it would otherwise complete ahead of a read that was
    posted before, and leave out elements of no bytes. */
-void ndpy_queue_pair_suit_siw(struct ndpy_queue_pair *qp);
+void ndpy_queue_pair_work_around_siw(struct ndpy_queue_pair *qp);
 
 /* userfaultfd.c: tells when watched memory has been unmapped, moved or emptied. Returns 0 or an errno: EPERM (not
    allowed), ENOSYS (not in this kernel), EOPNOTSUPP (kernel too old). */

@@ -37,7 +37,7 @@ _IDLE_S = 0.02
 _REVOKE_S = 5.0
 
 
-_THAT_RETRY = (QueuePairType.RC, QueuePairType.XRC_SEND)
+_RETRYING_TYPES = (QueuePairType.RC, QueuePairType.XRC_SEND)
 
 
 class QueuePair(WorkQueues, QueuePairSteps):
@@ -215,7 +215,7 @@ class QueuePair(WorkQueues, QueuePairSteps):
             self._check()
             if self._never_connected:
                 raise errors.NotConnectedError("the queue pair has no connection", operation="retry")
-            if Capability.RETRY_POLICY not in self._adapter.info.capabilities or self.type not in _THAT_RETRY:
+            if Capability.RETRY_POLICY not in self._adapter.info.capabilities or self.type not in _RETRYING_TYPES:
                 return RetryPolicy()
             return self._native_retry()
 
@@ -661,7 +661,7 @@ class QueuePair(WorkQueues, QueuePairSteps):
         if self.type is QueuePairType.UD:
             raise self._does_not("connect_endpoint")
         self._require_unused()
-        if retry is not None and self.type not in (*_THAT_RETRY, QueuePairType.XRC_RECV):
+        if retry is not None and self.type not in (*_RETRYING_TYPES, QueuePairType.XRC_RECV):
             raise errors.UnsupportedError(
                 f"a queue pair of type {self.type.name} does not try again, so it has no RetryPolicy",
                 operation="connect_endpoint",

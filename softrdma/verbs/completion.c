@@ -259,15 +259,15 @@ static enum ibv_wc_status status_of(const struct cq_entry *entry)
     }
 }
 
-struct look {
+struct taking {
     struct completion_queue *cq;
     struct cq_entry *entries;
     uint32_t wanted, taken;
 };
 
-static bool look(void *what)
+static bool try_taking(void *what)
 {
-    struct look *at = what;
+    struct taking *at = what;
 
     at->taken = cq_take(at->cq, at->entries, at->wanted);
     return at->taken > 0;
@@ -276,9 +276,9 @@ static bool look(void *what)
 /* Returns how many entries there are after the sockets were looked at. */
 static uint32_t take_what_comes(struct soft_cq *cq, struct cq_entry *entries, uint32_t wanted)
 {
-    struct look at = {cq->cq, entries, wanted, 0};
+    struct taking at = {cq->cq, entries, wanted, 0};
 
-    workers_spin(look, &at);
+    workers_spin(try_taking, &at);
     return at.taken;
 }
 

@@ -170,7 +170,7 @@ def test_an_operation_takes_its_own_flags_and_refuses_the_others(provider, opera
 
 def test_where_all_is_fenced_only_reads_are_not(provider):
     qp = provider.queue_pair(depth=16)
-    lib.ndpy_queue_pair_suit_siw(qp)
+    lib.ndpy_queue_pair_work_around_siw(qp)
     for operation in EVERY_OPERATION:
         assert post_any(qp, operation) == 0
         assert bool(provider.sent.flags & FENCE) == (operation != lib.NDPY_READ)
@@ -276,7 +276,7 @@ def test_what_the_provider_refuses_is_said_and_takes_no_place(provider, result, 
 def test_a_request_that_the_lost_connection_will_never_complete_is_cancelled_in_the_end(provider):
     """siw knows of the connection's end before the connection manager has reported it."""
     qp = provider.queue_pair()
-    lib.ndpy_queue_pair_suit_siw(qp)
+    lib.ndpy_queue_pair_work_around_siw(qp)
     provider.set(post_result=errno.ENOTCONN)
     assert post(qp, lib.NDPY_SEND, 1, flags=lib.NDPY_SILENT_SUCCESS) == 0
     assert bind(qp, lib.NDPY_SILENT_SUCCESS | lib.NDPY_MARKER) == 0

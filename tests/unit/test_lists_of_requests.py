@@ -315,7 +315,7 @@ def test_a_refused_list_is_never_used_for_another(provider, queues, queue):
 
 
 def test_the_rest_of_a_batch_is_posted_singly_when_siw_ends_a_connection(provider, queues, queue):
-    lib.ndpy_queue_pair_suit_siw(queues._native)
+    lib.ndpy_queue_pair_work_around_siw(queues._native)
     provider.set(refused_place=0)
     queues.post(writes(Region(), 3, signal_all=True))
     assert in_flight(queues) == 3

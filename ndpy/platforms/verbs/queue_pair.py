@@ -127,7 +127,7 @@ class VerbsQueuePair(QueuePair):
 
     def _native_set_up(self) -> None:
         if {Quirk.SIW_OVERTAKES_READS, Quirk.SIW_STUMBLES_OVER_EMPTY_ELEMENTS} & self._adapter._quirks:
-            lib.ndpy_queue_pair_suit_siw(self._native)
+            lib.ndpy_queue_pair_work_around_siw(self._native)
         self._initialise()
         # Completions are sorted by this number, even after the native queue pair has gone.
         self._number = int(self._qp.qp_num)
