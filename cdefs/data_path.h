@@ -61,7 +61,7 @@ struct native {
     void (*translate_other)(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
 };
 
-#define ROW(operation, number, words, completed, opcode, traits, flags, types, capability) \
+#define ROW(operation, number, words, completed, opcode, traits, flags, types, ...) \
     [number] = {flags, traits, NDPY_##completed, types},
 static const struct operation operations[] = {NDPY_OPERATIONS(ROW)};
 #undef ROW

@@ -301,7 +301,7 @@ def set_up_completions(
     makes a DatagramSource of the bytes of a struct ndpy_details.
     """
 
-def operations() -> tuple[tuple[str, int, str, int, int, int, int, str], ...]:
+def operations() -> tuple[tuple[str, int, str, int, int, int, int, str, str], ...]:
     """The rows of the table of operations (cdefs/operations.h): name, number, words, completes_as, traits, flags, types,
     capability.
     """

@@ -9,7 +9,7 @@
 struct call calls[CALLS] = {NDPY_CALLS(CALL)};
 #undef CALL
 
-#define ROW(operation, number, words, completed, opcode, traits, flags, types, capability) \
+#define ROW(operation, number, words, completed, opcode, traits, flags, types, ...) \
     [number] = {flags, traits, NDPY_##completed, types},
 const struct operation operations[] = {NDPY_OPERATIONS(ROW)};
 #undef ROW
@@ -238,22 +238,23 @@ static int set_up_call(struct call *call)
 
 static PyObject *core_operations(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
-#define ROW(operation, number, words, completed, opcode, traits, flags, types, capability) \
-    {#operation, number, words, NDPY_##completed, traits, flags, types, capability},
+#define ROW(operation, number, words, completed, opcode, traits, flags, types, capability, rights) \
+    {#operation, number, words, NDPY_##completed, traits, flags, types, capability, rights},
     static const struct {
         const char *name;
         int number;
         const char *words;
         int completes_as, traits, flags, types;
-        const char *capability;
+        const char *capability, *rights;
     } rows[] = {NDPY_OPERATIONS(ROW)};
 #undef ROW
     const Py_ssize_t count = sizeof rows / sizeof rows[0];
     PyObject *all = PyTuple_New(count);
 
     for (Py_ssize_t at = 0; all && at < count; at++) {
-        PyObject *row = Py_BuildValue("sisiiiis", rows[at].name, rows[at].number, rows[at].words, rows[at].completes_as,
-                                      rows[at].traits, rows[at].flags, rows[at].types, rows[at].capability);
+        PyObject *row =
+            Py_BuildValue("sisiiiiss", rows[at].name, rows[at].number, rows[at].words, rows[at].completes_as,
+                          rows[at].traits, rows[at].flags, rows[at].types, rows[at].capability, rows[at].rights);
 
         if (!row)
             Py_CLEAR(all);

@@ -5,7 +5,6 @@
  * close the region, or end the queue pair, in the middle.
  */
 
-#include "call_docs.h"
 #include "posting.h"
 
 enum { STACK_ELEMENTS = 16 };

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ndpy import _core, errors
 from ndpy._core import Completion as Completion
+from ndpy.objects.operations import TABLE
 from ndpy.vocabulary.datagram import DatagramSource
 from ndpy.vocabulary.flags import Operation, Status
 from ndpy.vocabulary.quirks import Quirk
@@ -39,15 +40,6 @@ _MEANINGS: dict[Status, str] = {
 }
 
 
-# What a request needs of the peer's memory.
-_RIGHTS = {
-    Operation.READ: "REMOTE_READ",
-    Operation.WRITE: "REMOTE_WRITE",
-    Operation.COMPARE_AND_SWAP: "REMOTE_ATOMIC",
-    Operation.FETCH_AND_ADD: "REMOTE_ATOMIC",
-    Operation.ATOMIC_WRITE: "REMOTE_WRITE",
-    Operation.FLUSH_MEMORY: "FLUSH_GLOBAL or FLUSH_PERSISTENT",
-}
 # So many queues, and queue pairs of each, are looked at for the error of a wait.
 _MOST_COUNTED = 256
 _OF_MEMORY = (Status.ACCESS_VIOLATION, Status.REMOTE_ERROR, Status.INVALID_REQUEST)
@@ -123,10 +115,10 @@ def _raise_for_status(completion: Completion) -> None:
 
 def _memory_of(completion: Completion, queue_pair: QueuePair) -> str:
     """The peer's memory that a failed request named, and the right that it needs, or ""."""
-    right = _RIGHTS.get(completion.operation)
+    right = TABLE[completion.operation].rights
     # On iWARP the peer of a wrong read ends the connection, and that is all that is heard of it.
     may_be = completion.status is Status.CANCELED and Quirk.IWARP_NO_ACKNOWLEDGEMENT in queue_pair._adapter._quirks
-    if right is None or not (may_be or completion.status in _OF_MEMORY):
+    if not right or not (may_be or completion.status in _OF_MEMORY):
         return ""
     failed = queue_pair._first_failure()
     if failed is None or (failed.context, failed.operation) != (completion.context, completion.operation):

@@ -31,7 +31,8 @@ class Row(NamedTuple):
     words: what it is in an error.
     completes_as: the Operation of its completion.
     flags: those of Flags and the internal ones that it takes. One with INLINE may be sent inline.
-    types: which queue pairs take it, if the adapter has the capability.
+    types: which queue pairs take it, if the adapter has the capability, whose name is `needs`.
+    rights: what it needs of the peer's memory, for an error.
     """
 
     name: str
@@ -41,20 +42,18 @@ class Row(NamedTuple):
     traits: int
     flags: int
     types: int
-    capability: Capability
+    needs: str
+    rights: str
+
+    @property
+    def capability(self) -> Capability:
+        return Capability[self.needs] if self.needs else Capability.NONE
 
     def is_taken_by(self, type: QueuePairType, capabilities: Capability) -> bool:
         return bool(self.types & _BITS.get(type, 0)) and self.capability in capabilities
 
 
-def _read(
-    name: str, number: int, words: str, completes_as: int, traits: int, flags: int, types: int, needs: str
-) -> Row:
-    capability = Capability[needs] if needs else Capability.NONE
-    return Row(name, number, words, completes_as, traits, flags, types, capability)
-
-
-TABLE = {row.number: row for row in (_read(*fields) for fields in _core.operations())}
+TABLE = {row.number: row for row in (Row(*fields) for fields in _core.operations())}
 _NUMBERS = {row.name: row.number for row in TABLE.values()}
 
 RECEIVE, SEND, READ, WRITE, SEND_TO = (_NUMBERS[name] for name in ("RECEIVE", "SEND", "READ", "WRITE", "SEND_TO"))
