@@ -426,10 +426,8 @@ nd_status connector_accept(struct connector *connector, struct queue_pair *qp,
     stream_lock(stream);
     stream->own_inbound = smaller(smaller(arguments->inbound, MAX_READ_LIMIT), stream->peer_outbound);
     stream->own_outbound = smaller(smaller(arguments->outbound, MAX_READ_LIMIT), stream->peer_inbound);
-    if (!stream_reply(stream, false, arguments->private_data, arguments->private_size)) {
-        stream->after.events |= EVENT_FAILED;
-        stream->after.status = ND_CONNECTION_ABORTED;
-    }
+    if (!stream_reply(stream, false, arguments->private_data, arguments->private_size))
+        stream_tell(stream, EVENT_FAILED, ND_CONNECTION_ABORTED);
     stream_unlock(stream);
     stream_drop(stream);
     return ND_SUCCESS;
@@ -473,14 +471,18 @@ nd_status connector_disconnect(struct connector *connector, struct permit *permi
 bool connector_adopt(struct connector *connector, struct stream *stream)
 {
     lock_acquire(&connector->lock);
+    struct object *listener = NULL;
     bool valid = steps[connector->state][CALL_ADOPT].next != 0;
     if (valid) {
         stream_lock(stream);
+        listener = stream_leave_listener(stream);
         attach(connector, stream);
         make_step(connector, CALL_ADOPT, ND_SUCCESS, NULL);
         lock_release(&stream->lock);
     }
     lock_release(&connector->lock);
+    if (listener != NULL)
+        object_drop(listener);
     return valid;
 }
 

@@ -120,10 +120,11 @@ bool connector_start(struct connector *connector, const struct object_class *cla
                      const struct connector_owner *methods, void *owner);
 /* For the class: ends whatever there is. */
 void connector_closed(struct object *object);
-/* Ends whatever there is and drops the face's reference. */
+/* Ends whatever there is and drops the face's reference. NULL: does nothing. */
 static inline void connector_close(struct connector *connector)
 {
-    object_close(&connector->object);
+    if (connector != NULL)
+        object_close(&connector->object);
 }
 void connector_set_owner(struct connector *connector, const struct connector_owner *methods, void *owner);
 
@@ -146,7 +147,7 @@ nd_status connector_accept(struct connector *connector, struct queue_pair *qp,
 nd_status connector_reject(struct connector *connector, const void *private_data, uint32_t private_size);
 /* Ends an established connection. News follow, perhaps during the call. */
 nd_status connector_disconnect(struct connector *connector, struct permit *permit);
-/* Takes over the request of a stream that no other thread uses. */
+/* Takes over the request of a stream that no other thread uses. False: not in this state. */
 bool connector_adopt(struct connector *connector, struct stream *stream);
 struct connector_offer connector_offer(struct connector *connector);
 

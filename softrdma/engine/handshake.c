@@ -21,12 +21,6 @@ static uint32_t smaller(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-static void event(struct stream *stream, unsigned events, nd_status status)
-{
-    stream->after.events |= events;
-    stream->after.status = status;
-}
-
 static bool send_frame(struct stream *stream, const struct mpa_frame *frame)
 {
     uint8_t *out = stream_room(stream, MPA_MAX_FRAME);
@@ -105,7 +99,7 @@ void handshake_reply(struct stream *stream)
     take_private_data(stream, &frame);
     take_limits(stream, &frame);
     if (frame.reject) {
-        event(stream, EVENT_REFUSED, ND_CONNECTION_REFUSED);
+        stream_tell(stream, EVENT_REFUSED, ND_CONNECTION_REFUSED);
         /* With a reset, because the port of a bound connector would have to wait a minute for its next attempt
          * otherwise. */
         stream_abort(stream);
@@ -115,7 +109,7 @@ void handshake_reply(struct stream *stream)
     stream->peer_to_peer = frame.enhanced && frame.peer_to_peer && frame.rtr_read;
     stream->may_send = true;
     stream->phase = STREAM_OFFERED;
-    event(stream, EVENT_OFFERED, ND_SUCCESS);
+    stream_tell(stream, EVENT_OFFERED, ND_SUCCESS);
 }
 
 void handshake_request(struct stream *stream)
@@ -148,7 +142,7 @@ void handshake_request(struct stream *stream)
           stream->private_size);
     stream->phase = STREAM_REQUESTED;
     guest_leave(stream);
-    event(stream, EVENT_REQUESTED, ND_SUCCESS);
+    stream_tell(stream, EVENT_REQUESTED, ND_SUCCESS);
 }
 
 bool stream_reply(struct stream *stream, bool reject, const void *private_data, uint32_t private_size)
@@ -185,7 +179,7 @@ bool stream_reply(struct stream *stream, bool reject, const void *private_data, 
      * first message. */
     stream->phase = STREAM_ESTABLISHED;
     qp_established(stream->queue_pair, stream);
-    event(stream, EVENT_ESTABLISHED, ND_SUCCESS);
+    stream_tell(stream, EVENT_ESTABLISHED, ND_SUCCESS);
     return true;
 }
 
@@ -228,6 +222,16 @@ void stream_withdraw(struct stream *stream)
     }
 }
 
+void stream_refuse(struct stream *stream)
+{
+    stream_lock(stream);
+    struct object *listener = stream_leave_listener(stream);
+    stream_withdraw(stream);
+    stream_unlock(stream);
+    if (listener != NULL)
+        object_drop(listener);
+}
+
 void handshake_timeout(struct stream *stream)
 {
     enum stream_phase phase = stream->phase;
@@ -238,7 +242,7 @@ void handshake_timeout(struct stream *stream)
         (phase == STREAM_AWAIT_REPLY && (limited || stream->reply_begun))) {
         handshake_lost(stream, ND_IO_TIMEOUT);
     } else if (phase == STREAM_ACCEPTING && limited) {
-        event(stream, EVENT_FAILED, ND_IO_TIMEOUT);
+        stream_tell(stream, EVENT_FAILED, ND_IO_TIMEOUT);
         stream_abort(stream);
     }
 }
@@ -249,18 +253,18 @@ void handshake_lost(struct stream *stream, nd_status status)
 
     switch (phase) {
     case STREAM_CONNECTING:
-        event(stream, EVENT_FAILED, status);
+        stream_tell(stream, EVENT_FAILED, status);
         break;
     case STREAM_AWAIT_REPLY:
         TRACE("stream %p: lost before a reply to a request with %u bytes of private data", (void *)stream,
               stream->own_private_size);
         if (status == ND_CONNECTION_ABORTED && stream->revision == 2 && stream->in.end == 0)
-            event(stream, EVENT_FALLBACK, status);
+            stream_tell(stream, EVENT_FALLBACK, status);
         else
-            event(stream, EVENT_FAILED, status == ND_CONNECTION_ABORTED ? ND_CONNECTION_REFUSED : status);
+            stream_tell(stream, EVENT_FAILED, status == ND_CONNECTION_ABORTED ? ND_CONNECTION_REFUSED : status);
         break;
     case STREAM_ACCEPTING:
-        event(stream, EVENT_FAILED, status == ND_DEVICE_REMOVED ? status : ND_CONNECTION_ABORTED);
+        stream_tell(stream, EVENT_FAILED, status == ND_DEVICE_REMOVED ? status : ND_CONNECTION_ABORTED);
         break;
     case STREAM_REQUESTED:
         stream->abandoned = true;

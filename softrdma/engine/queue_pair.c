@@ -268,8 +268,7 @@ void qp_finish_now(struct queue_pair *qp)
             stream_disconnect(stream);
             give_back(qp, stream, &stream->after.initiator_cq, &stream->after.receive_cq);
         } else if (stream->phase != STREAM_CLOSED) {
-            stream->after.events |= EVENT_FAILED;
-            stream->after.status = ND_CANCELED;
+            stream_tell(stream, EVENT_FAILED, ND_CANCELED);
             stream_withdraw(stream);
         }
         stream_unlock(stream);
@@ -538,8 +537,7 @@ static void qp_closed(struct object *object)
             else
                 stream_close(stream);
         } else if (stream->phase != STREAM_CLOSED) {
-            stream->after.events |= EVENT_FAILED;
-            stream->after.status = ND_CANCELED;
+            stream_tell(stream, EVENT_FAILED, ND_CANCELED);
             stream_withdraw(stream);
         }
         stream_unlock(stream);

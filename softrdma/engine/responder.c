@@ -250,8 +250,7 @@ static enum outcome take(struct queue_pair *qp, struct stream *stream, const str
 static bool take_first(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
 {
     if (segment->opcode == RDMAP_TERMINATE) {
-        stream->after.events |= EVENT_FAILED;
-        stream->after.status = ND_CONNECTION_REFUSED;
+        stream_tell(stream, EVENT_FAILED, ND_CONNECTION_REFUSED);
         stream_close(stream);
         return false;
     }
@@ -337,8 +336,7 @@ bool qp_input(struct queue_pair *qp, struct stream *stream)
         if (stream->phase == STREAM_ACCEPTING && result == WIRE_OK && !take_first(qp, stream, &segment))
             return false;
         if (stream->phase != STREAM_ESTABLISHED) {
-            stream->after.events |= EVENT_FAILED;
-            stream->after.status = ND_CONNECTION_ABORTED;
+            stream_tell(stream, EVENT_FAILED, ND_CONNECTION_ABORTED);
             stream_abort(stream);
             return false;
         }

@@ -149,6 +149,20 @@ void stream_unlock(struct stream *stream)
     stream_drop(stream);
 }
 
+void stream_tell(struct stream *stream, unsigned events, nd_status status)
+{
+    stream->after.events |= events;
+    stream->after.status = status;
+}
+
+struct object *stream_leave_listener(struct stream *stream)
+{
+    struct listener *listener = stream->listener;
+
+    stream->listener = NULL;
+    return listener != NULL ? listener_object(listener) : NULL;
+}
+
 static void close_socket(struct stream *stream, bool reset)
 {
     if (!stream->open)

@@ -131,6 +131,10 @@ void stream_accepted(struct stream *stream);
 bool stream_reply(struct stream *stream, bool reject, const void *private_data, uint32_t private_size);
 bool stream_complete(struct stream *stream);
 void stream_withdraw(struct stream *stream);
+/* Nobody takes the request. Without locks. */
+void stream_refuse(struct stream *stream);
+/* From here on it is no listener's; its reference to that is returned, and may be NULL. Locked. */
+struct object *stream_leave_listener(struct stream *stream);
 
 /* Ends an established connection from this side. EVENT_ENDED follows when the outcome of everything sent is known,
  * perhaps during the call. Locked. */
@@ -141,6 +145,9 @@ void stream_close(struct stream *stream);
 void stream_abort(struct stream *stream);
 /* Ends an established connection after an error of the queue pair, which the peer knows or will know. Locked. */
 void stream_end(struct stream *stream);
+
+/* Its connector or listener will be told. Locked. */
+void stream_tell(struct stream *stream, unsigned events, nd_status status);
 
 /* Room for `size` bytes of output, or NULL until more was sent. Locked. */
 uint8_t *stream_room(struct stream *stream, size_t size);

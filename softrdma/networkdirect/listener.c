@@ -164,15 +164,7 @@ HRESULT STDMETHODCALLTYPE listener_listen(IND2Listener *self, ULONG backlog)
 
 static void refuse(struct stream *stream)
 {
-    struct listener *listener;
-
-    stream_lock(stream);
-    listener = stream->listener;
-    stream->listener = NULL;
-    stream_withdraw(stream);
-    stream_unlock(stream);
-    if (listener != NULL)
-        object_drop(listener_object(listener));
+    stream_refuse(stream);
     stream_drop(stream);
 }
 
@@ -195,18 +187,9 @@ static void hand_out(struct listener *listener, struct request *request, struct 
     struct nd_connector *connector = request->subject;
     bool adopted = nd_connector_adopt(connector, stream);
 
-    if (adopted) {
-        stream_lock(stream);
-        struct listener *held = stream->listener;
-        stream->listener = NULL;
-        lock_release(&stream->lock);
-        if (held != NULL)
-            object_drop(listener_object(held));
-    } else {
-        /* The connector was released while it waited, so nobody can take this request through it. */
-        stream_hold(stream);
-        refuse(stream);
-    }
+    /* The connector was released while it waited, so nobody can take this request through it. */
+    if (!adopted)
+        stream_refuse(stream);
     request_finish(&listener->com.source, request, adopted ? ND_SUCCESS : ND_CANCELED);
     object_drop(&connector->connector.object);
     stream_drop(stream);

@@ -43,13 +43,6 @@ static void tell_nobody(void *owner, struct connector *connector, enum connector
 
 static const struct connector_owner nobody = {.tell = tell_nobody, .make_socket = soft_make_socket};
 
-static void refuse(struct stream *stream)
-{
-    stream_lock(stream);
-    stream_withdraw(stream);
-    stream_unlock(stream);
-}
-
 void listener_request(struct listener *listener, struct stream *stream)
 {
     struct connector *connector = NULL;
@@ -64,14 +57,11 @@ void listener_request(struct listener *listener, struct stream *stream)
     }
     pthread_mutex_unlock(&listener->lock);
 
-    stream_lock(stream);
-    stream->listener = NULL;
-    stream_unlock(stream);
     if (take && soft_connector_create(listener->object.adapter, &nobody, NULL, NO_SOCKET, &connector) == ND_SUCCESS) {
         connector_adopt(connector, stream);
         listener->arrived(listener->owner, connector);
     } else {
-        refuse(stream);
+        stream_refuse(stream);
     }
     if (take) {
         pthread_mutex_lock(&listener->lock);
@@ -79,7 +69,6 @@ void listener_request(struct listener *listener, struct stream *stream)
         pthread_cond_broadcast(&listener->idle);
         pthread_mutex_unlock(&listener->lock);
     }
-    object_drop(&listener->object); /* the stream's reference */
 }
 
 static void accept_all(struct listener *listener);

@@ -65,6 +65,22 @@ static void pairing_drop(struct pairing *pairing)
     free(pairing);
 }
 
+/* Under its lock. The caller has another reference. */
+static void cancel(struct pairing *pairing, struct timer *timer)
+{
+    if (timer_cancel(timer))
+        pairing->references--;
+}
+
+/* Under its lock. The caller closes what it returns, without the lock. */
+static struct connector *take_connector(struct pairing *pairing)
+{
+    struct connector *connector = pairing->connector;
+
+    pairing->connector = NULL;
+    return connector;
+}
+
 static void try_to_connect(struct pairing *pairing);
 
 static void timer_ran_out(struct timer *timer)
@@ -80,14 +96,12 @@ static void give_up(struct pairing *pairing, nd_status first)
 {
     pthread_mutex_lock(&pairing->lock);
     pairing->done = true;
-    struct connector *connector = pairing->connector;
-    pairing->connector = NULL;
+    struct connector *connector = take_connector(pairing);
     struct soft_qp *qp = pairing->qp;
     if (qp != NULL)
         soft_qp_ended(qp);
     pthread_mutex_unlock(&pairing->lock);
-    if (connector != NULL)
-        connector_close(connector);
+    connector_close(connector);
     qp_fail(pairing->engine, first);
 }
 
@@ -112,16 +126,14 @@ static void let_go(struct pairing *pairing)
         return;
     }
     pthread_mutex_lock(&pairing->lock);
-    struct connector *connector = pairing->connector;
-    pairing->connector = NULL;
+    struct connector *connector = take_connector(pairing);
     if (!pairing->done) {
         pairing->done = pairing->left = true;
         pairing->asked_ms = 0;
         watch(pairing);
     }
     pthread_mutex_unlock(&pairing->lock);
-    if (connector != NULL)
-        connector_close(connector);
+    connector_close(connector);
 }
 
 static void look_at_requests(struct timer *timer)
@@ -278,8 +290,7 @@ static void accept_for(struct pairing *pairing, struct connector *connector)
     if (!refused)
         pairing->connector = connector;
     pthread_mutex_unlock(&pairing->lock);
-    if (other != NULL)
-        connector_close(other);
+    connector_close(other);
     if (refused) {
         TRACE("queue pair 0x%x: refuses a connection", pairing->number);
         object_drop(held);
@@ -492,15 +503,10 @@ void pairing_ready(struct soft_qp *qp)
     /* An attempt without the PSN is made again. */
     pthread_mutex_lock(&pairing->lock);
     bool waits = !pairing->done && !pairing->connected;
-    struct connector *incomplete = waits ? pairing->connector : NULL;
-    if (waits)
-        pairing->connector = NULL;
-    bool timed = timer_cancel(&pairing->timer);
+    struct connector *incomplete = waits ? take_connector(pairing) : NULL;
+    cancel(pairing, &pairing->timer);
     pthread_mutex_unlock(&pairing->lock);
-    if (incomplete != NULL)
-        connector_close(incomplete);
-    if (timed)
-        pairing_drop(pairing);
+    connector_close(incomplete);
     if (waits)
         try_to_connect(pairing);
 }
@@ -523,17 +529,12 @@ void pairing_stop(struct soft_qp *qp)
     if (pairing == NULL)
         return;
     pthread_mutex_lock(&pairing->lock);
-    struct connector *connector = pairing->connected ? NULL : pairing->connector;
-    if (!pairing->connected) {
+    struct connector *connector = pairing->connected ? NULL : take_connector(pairing);
+    if (!pairing->connected)
         pairing->done = true;
-        pairing->connector = NULL;
-    }
-    bool timed = timer_cancel(&pairing->timer);
+    cancel(pairing, &pairing->timer);
     pthread_mutex_unlock(&pairing->lock);
-    if (timed)
-        pairing_drop(pairing);
-    if (connector != NULL)
-        connector_close(connector);
+    connector_close(connector);
 }
 
 void pairing_close(struct soft_qp *qp)
@@ -547,16 +548,11 @@ void pairing_close(struct soft_qp *qp)
     pthread_mutex_lock(&pairing->lock);
     pairing->done = true;
     pairing->qp = NULL;
-    struct connector *connector = pairing->connector;
-    pairing->connector = NULL;
-    bool timed = timer_cancel(&pairing->timer), watched = timer_cancel(&pairing->watch);
+    struct connector *connector = take_connector(pairing);
+    cancel(pairing, &pairing->timer);
+    cancel(pairing, &pairing->watch);
     pthread_mutex_unlock(&pairing->lock);
-    if (timed)
-        pairing_drop(pairing);
-    if (watched)
-        pairing_drop(pairing);
-    if (connector != NULL)
-        connector_close(connector);
+    connector_close(connector);
     number_unlisten(pairing->ear);
     pairing_drop(pairing);
 }

@@ -404,8 +404,7 @@ static void end_something(uint8_t what)
         end_registration(what / 6 % REGIONS);
         break;
     case 3:
-        if (program->connector != NULL)
-            connector_close(program->connector);
+        connector_close(program->connector);
         program->connector = NULL;
         break;
     case 4:
@@ -796,8 +795,7 @@ static void end(void)
     world_limit(SIZE_MAX / 2, SIZE_MAX / 2);
     world_lacks(false, false);
     world_run();
-    if (program->connector != NULL)
-        connector_close(program->connector);
+    connector_close(program->connector);
     if (program->listener != NULL)
         listener_close(program->listener);
     if (program->qp != NULL)

@@ -38,8 +38,7 @@ EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
 
 static void event_free(struct cm_event *event)
 {
-    if (event->connector != NULL)
-        connector_close(event->connector);
+    connector_close(event->connector);
     free(event);
 }
 
