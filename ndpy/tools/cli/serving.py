@@ -4,26 +4,82 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
 import platform
 import select
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import FrameType
+from typing import Any, TypeVar
 
 import click
 
 import ndpy
 from ndpy.tools.cli.channel import WAKE_S, Arguments, BadRequest, connect_with_secret
+from ndpy.tools.cli.numbers import Number
 from ndpy.tools.cli.peers import nearest_first, parse_address
 from ndpy.tools.cli.sources import open_from
 from ndpy.vocabulary.addresses import is_wildcard, listening_addresses, numeric_host, plain_address
 
 #: Serves one client, whose control connection this is, until it leaves. Returns how it ended.
 ServeClient = Callable[[ndpy.Adapter, socket.socket], str]
+F = TypeVar("F", bound=Callable[..., Any])
 _TRIES = 16
 # One of several addresses may not be usable yet, or may have gone, or its family is switched off.
 _UNUSABLE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def two_sided_options(default_port: int, timeout: str, serving: str) -> Callable[[F], F]:
+    """Give a command --timeout, --serve, --listen and --client, as `timeout_s`, `serving`, `listen_at` and `client`.
+
+    Parameters:
+        timeout, serving: the help of --timeout and of --serve.
+    """
+    options = (
+        click.option(
+            "--timeout",
+            "timeout_s",
+            type=Number(1, 3600),
+            default=30.0,
+            show_default=True,
+            metavar="SECONDS",
+            help=timeout,
+        ),
+        click.option("--serve", "serving", is_flag=True, help=serving),
+        click.option(
+            "--listen",
+            "listen_at",
+            metavar="[HOST][:PORT]",
+            help=f"Where --serve listens. Default: port {default_port} of all the adapter's addresses.",
+        ),
+        click.option(
+            "--client",
+            type=click.IntRange(1, 65535),
+            hidden=True,
+            help="With --serve: serve one client only. It listens at this port of this machine; its secret is on standard input.",
+        ),
+    )
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def begin() -> None:
+    """Show where a crash happens, and end as after Ctrl-C when the system asks for it."""
+    with contextlib.suppress(OSError):
+        # Some callers replace standard error by an object without a file descriptor.
+        faulthandler.enable()
+    signal.signal(signal.SIGTERM, _terminated)
 
 
 def answer_hello(

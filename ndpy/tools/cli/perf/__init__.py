@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import re
-import signal
 import sys
-from types import FrameType
 from typing import Any
 
 import click
@@ -24,15 +20,11 @@ from ndpy.tools.cli.perf.plan import (
     TESTS,
 )
 from ndpy.tools.cli.perf.server import serve_client
-from ndpy.tools.cli.serving import serve
+from ndpy.tools.cli.serving import begin, serve, two_sided_options
 from ndpy.tools.cli.sources import source_options
 from ndpy.tools.output import output_option
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _size(text: str) -> int:
@@ -128,28 +120,11 @@ def _size(text: str) -> int:
 )
 @click.option("--min-gbps", type=Number(0), metavar="GBPS", help="Bandwidth: fail if a size has less.")
 @click.option("--min-mpps", type=Number(0), metavar="MPPS", help="Bandwidth: fail if a size has a lower message rate.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Number(1, 3600),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long each side waits for anything.",
+@two_sided_options(
+    DEFAULT_PORT,
+    "How long each side waits for anything.",
+    "Be the other side for measurements of other processes and machines, until Ctrl-C.",
 )
-@click.option(
-    "--serve",
-    "serving",
-    is_flag=True,
-    help="Be the other side for measurements of other processes and machines, until Ctrl-C.",
-)
-@click.option(
-    "--listen",
-    "listen_at",
-    metavar="[HOST][:PORT]",
-    help=f"Where --serve listens. Default: port {DEFAULT_PORT} of all the adapter's addresses.",
-)
-@click.option("--client", type=click.IntRange(1, 65535), hidden=True, help="With --serve: serve one client only. It listens at this port of this machine; its secret is on standard input.")  # fmt: skip
 def command(words: tuple[str, ...], serving: bool, listen_at: str | None, client: int | None, **options: Any) -> None:
     """Measure latency, bandwidth and message rate.
 
@@ -184,10 +159,7 @@ def command(words: tuple[str, ...], serving: bool, listen_at: str | None, client
     --serve takes every client that can reach its port, one after the other. It needs no arguments about the test. Clients
     can only move test patterns, to and from memory that the serving side allocates for them.
     """
-    with contextlib.suppress(OSError):
-        # Some callers replace standard error by an object without a file descriptor.
-        faulthandler.enable()
-    signal.signal(signal.SIGTERM, _terminated)
+    begin()
     if serving:
         if len(words) > 1 or (words and words[0] in TESTS):
             raise click.UsageError("--serve takes an adapter only. The test is up to the other side")

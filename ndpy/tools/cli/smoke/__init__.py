@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import faulthandler
 import os
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
 import click
 
 import ndpy
 from ndpy.platforms import asking_for, implementation
-from ndpy.tools.cli.numbers import Number
-from ndpy.tools.cli.serving import serve
+from ndpy.tools.cli.serving import begin, serve, two_sided_options
 from ndpy.tools.cli.smoke import catalog, report
 from ndpy.tools.cli.smoke.catalog import Check, Result, Verdict
 from ndpy.tools.cli.smoke.peer import DEFAULT_PORT
@@ -35,10 +30,6 @@ _NO_ADAPTER = Check("load", "open", "the adapter can be opened", (), lambda test
 _LEFT_OPEN = Check("load", "close", "the adapter can be closed after all checks", (), lambda testbed: "")
 
 
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 @click.command()
 @click.argument("adapter", required=False)
 @output_option("json", "Write the results to FILE as JSON.")
@@ -50,27 +41,8 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 )  # fmt: skip
 @source_options
 @click.option("--peer", "peer_host", metavar="HOST[:PORT]", help="Test against `ndpy smoke --serve` on HOST.")
-@click.option(
-    "--timeout",
-    "limit_s",
-    type=Number(1, 3600),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time limit of each check.",
-)
-@click.option("--serve", "serving", is_flag=True, help="Be the peer of smoke tests on other machines, until Ctrl-C.")
-@click.option(
-    "--listen",
-    "listen_at",
-    metavar="[HOST][:PORT]",
-    help=f"Where --serve listens. Default: port {DEFAULT_PORT} of all the adapter's addresses.",
-)
-@click.option(
-    "--client",
-    type=click.IntRange(1, 65535),
-    hidden=True,
-    help="With --serve: serve one client only. It listens at this port of this machine; its secret is on standard input.",
+@two_sided_options(
+    DEFAULT_PORT, "Time limit of each check.", "Be the peer of smoke tests on other machines, until Ctrl-C."
 )
 def command(
     adapter: str | None,
@@ -79,7 +51,7 @@ def command(
     list_only: bool,
     groups: tuple[str, ...],
     peer_host: str | None,
-    limit_s: float,
+    timeout_s: float,
     serving: bool,
     listen_at: str | None,
     client: int | None,
@@ -116,17 +88,14 @@ def command(
         raise click.UsageError("--listen needs --serve")
     if serving and (peer_host or json_file or junit_file or groups):
         raise click.UsageError("--serve runs no checks. Give --peer, --json, --junit and --only to the other side")
-    with contextlib.suppress(OSError):
-        # Some callers replace standard error by an object without a file descriptor.
-        faulthandler.enable()
-    signal.signal(signal.SIGTERM, _terminated)
+    begin()
     if serving:
         sys.exit(serve("smoke", DEFAULT_PORT, serve_client, adapter, listen_at, client, source, gid))
     run = report.Run(adapter or "no adapter", "no provider")
     run.details = {"started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
     with beside_reports(json_file, junit_file):
         with asking_for(adapter):
-            status, stuck = _run_checks(run, adapter, groups, peer_host, limit_s, source, gid)
+            status, stuck = _run_checks(run, adapter, groups, peer_host, timeout_s, source, gid)
         if run.errors_counted():
             click.echo(run.errors_counted())
         click.echo(run.summary())

@@ -267,19 +267,17 @@ class ClientSession:
         return {"completions": [[c.context, c.operation.name, c.status.name, c.nbytes] for c in taken]}
 
     def _disconnect(self, arguments: Arguments) -> Answer:
-        end = self._get(ConnectionEnd, arguments, "end")
-        timeout_s = arguments.seconds("timeout_s", MAX_WAIT_S)
-        arguments.finish()
-        if end.connector is not None:
-            end.connector.disconnect(timeout_s)
-        return {}
+        return self._end_connection(arguments, ndpy.Connector.disconnect)
 
     def _wait_disconnected(self, arguments: Arguments) -> Answer:
+        return self._end_connection(arguments, ndpy.Connector.wait_disconnected)
+
+    def _end_connection(self, arguments: Arguments, how: Callable[[ndpy.Connector, float], None]) -> Answer:
         end = self._get(ConnectionEnd, arguments, "end")
         timeout_s = arguments.seconds("timeout_s", MAX_WAIT_S)
         arguments.finish()
         if end.connector is not None:
-            end.connector.wait_disconnected(timeout_s)
+            how(end.connector, timeout_s)
         return {}
 
     def _flush(self, arguments: Arguments) -> Answer:

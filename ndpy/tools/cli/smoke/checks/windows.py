@@ -170,56 +170,50 @@ def overlapping(testbed: Testbed) -> str:
     return "the other window took a write"
 
 
+def _refused(
+    testbed: Testbed, what: str, operation: Operation, offset: int, length: int, access: Access = _BOTH
+) -> str:
+    """Fail unless an access to so many bytes from an offset in a window on is refused."""
+    setup = _set_up(testbed)
+    window = setup.bind(access)
+    remote = RemoteMemory(window.remote().address + offset, length, window.remote_token)
+    return setup.refused(operation, remote, what)
+
+
 @check("windows", "read-only", needs=_NEEDS)
 def read_only(testbed: Testbed) -> str:
     """A write through a window that only allows reads is refused."""
-    setup = _set_up(testbed)
-    window = setup.bind(Access.REMOTE_READ)
-    return setup.refused(Operation.WRITE, window.remote()[0:_AMOUNT], "the write")
+    return _refused(testbed, "the write", Operation.WRITE, 0, _AMOUNT, Access.REMOTE_READ)
 
 
 @check("windows", "write-only", needs=_NEEDS)
 def write_only(testbed: Testbed) -> str:
     """A read through a window that only allows writes is refused."""
-    setup = _set_up(testbed)
-    window = setup.bind(Access.REMOTE_WRITE)
-    return setup.refused(Operation.READ, window.remote()[0:_AMOUNT], "the read")
+    return _refused(testbed, "the read", Operation.READ, 0, _AMOUNT, Access.REMOTE_WRITE)
 
 
 @check("windows", "write-past-end", needs=_NEEDS)
 def write_past_end(testbed: Testbed) -> str:
     """A write to the byte after a window, inside its region, is refused."""
-    setup = _set_up(testbed)
-    window = setup.bind()
-    beyond = RemoteMemory(window.remote().address + _SIZE, 1, window.remote_token)
-    return setup.refused(Operation.WRITE, beyond, "the write past the end")
+    return _refused(testbed, "the write past the end", Operation.WRITE, _SIZE, 1)
 
 
 @check("windows", "write-before-start", needs=_NEEDS)
 def write_before_start(testbed: Testbed) -> str:
     """A write to the byte before a window, inside its region, is refused."""
-    setup = _set_up(testbed)
-    window = setup.bind()
-    before = RemoteMemory(window.remote().address - 1, 1, window.remote_token)
-    return setup.refused(Operation.WRITE, before, "the write before the start")
+    return _refused(testbed, "the write before the start", Operation.WRITE, -1, 1)
 
 
 @check("windows", "write-across-end", needs=_NEEDS)
 def write_across_end(testbed: Testbed) -> str:
     """A write that begins in a window and ends one byte after it is refused, and writes nothing."""
-    setup = _set_up(testbed)
-    window = setup.bind()
-    across = RemoteMemory(window.remote().address + _SIZE - 63, 64, window.remote_token)
-    return setup.refused(Operation.WRITE, across, "the write across the end")
+    return _refused(testbed, "the write across the end", Operation.WRITE, _SIZE - 63, 64)
 
 
 @check("windows", "read-past-end", needs=_NEEDS)
 def read_past_end(testbed: Testbed) -> str:
     """A read of the byte after a window, inside its region, is refused."""
-    setup = _set_up(testbed)
-    window = setup.bind()
-    beyond = RemoteMemory(window.remote().address + _SIZE, 1, window.remote_token)
-    return setup.refused(Operation.READ, beyond, "the read past the end")
+    return _refused(testbed, "the read past the end", Operation.READ, _SIZE, 1)
 
 
 @check("windows", "other-queue-pair", needs=_NEEDS)
