@@ -156,41 +156,6 @@ static PyType_Slot known_slots[] = {
 static PyType_Spec known_spec = {"ndpy._core.KnownBuffer", sizeof(KnownBuffer), 0,
                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, known_slots};
 
-/* ---- the identities of buffers ---- */
-
-enum { IDENTITIES = 256 };
-
-/* The number that a buffer is known by, and what it is made from. A dict finds a number faster if it is the very object
-   that is the key. The interpreter's lock guards these. */
-static struct {
-    PyObject *object;
-    PyObject *number;
-} identities[IDENTITIES];
-
-/* Returns id(object), which is often the same int as the last time. */
-static PyObject *identity(PyObject *object)
-{
-    size_t place = ((uintptr_t)object >> 4) % IDENTITIES;
-    PyObject *number;
-
-    if (!HAS_GIL)
-        return PyLong_FromVoidPtr(object);
-    if (identities[place].object == object)
-        return Py_NewRef(identities[place].number);
-    number = PyLong_FromVoidPtr(object);
-    if (!number)
-        return NULL;
-    Py_XDECREF(identities[place].number);
-    identities[place].object = object;
-    identities[place].number = Py_NewRef(number);
-    return number;
-}
-
-static PyObject *core_identity(PyObject *Py_UNUSED(module), PyObject *object)
-{
-    return identity(object);
-}
-
 /* ---- Cache ---- */
 
 /* Returns a new reference. Returns NULL without an error for an unknown buffer. */
@@ -199,7 +164,7 @@ static KnownBuffer *look_up(PyObject *all, PyObject *buffer, int raw)
     PyObject *key, *found;
 
     if (!PyTuple_CheckExact(buffer)) {
-        key = identity(buffer);
+        key = PyLong_FromVoidPtr(buffer);
     } else if (raw) {
         key = PyTuple_Pack(2, buffer, Py_True);
     } else {
@@ -411,21 +376,15 @@ static PyType_Spec cache_spec = {"ndpy._core.LeaseFinder", sizeof(Cache), 0,
 
 /* ---- the module ---- */
 
-static PyMethodDef functions[] = {
-    {"identity", core_identity, METH_O, "Return id(object), as the same int as far as possible."},
-    {NULL, NULL, 0, NULL},
-};
-
 int add_leases(PyObject *module)
 {
     static const char *const names[ARGUMENTS] = {"buffer", "access", "queue_pair", "raw"};
+
     for (int which = 0; which < ARGUMENTS; which++) {
         argument_names[which] = interned(names[which]);
         if (!argument_names[which])
             return -1;
     }
-    if (PyModule_AddFunctions(module, functions) < 0)
-        return -1;
     entry_base_type = add_type(module, &entry_spec);
     known_base_type = add_type(module, &known_spec);
     cache_base_type = add_resource_type(module, &cache_spec);

@@ -131,7 +131,7 @@ HOT int read_quickly(PyObject *const *arguments, Py_ssize_t count, PyObject *key
         return 0;
     if (!keywords)
         return 1;
-    if (!HAS_GIL)
+    if (!REUSES)
         return 0;
     options = known_options[0].names == keywords ? &known_options[0] : find_other_options(keywords);
     if (!options || (!has_flags && options->flags >= 0))

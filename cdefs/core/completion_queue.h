@@ -278,6 +278,14 @@ PyObject *queue_collect_internal(PyObject *object, PyObject *none);
 /* Prepares queue_poll(). Returns 0, or -1 with an error. */
 int prepare_polling(void);
 
+/* ---- reuse.c ---- */
+
+/* Returns a list without completions, or NULL with an error. */
+PyObject *list_without(CompletionQueue *self);
+/* Returns a list with these completions of one queue pair, or NULL with an error. Called without the lock, because what
+   the former ones let go may poll again. */
+PyObject *list_with(CompletionQueue *self, const struct ndpy_completion *entries, Py_ssize_t count, PyObject *posted);
+
 /* ---- polling_arrays.c ---- */
 
 PyObject *queue_poll_into(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords);

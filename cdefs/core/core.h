@@ -20,7 +20,7 @@
 
 #include "../ndpy_abi.h"
 #include "lock.h"
-#include "spares.h"
+#include "reuse.h"
 
 /* ---- module.c ---- */
 
@@ -49,7 +49,7 @@ HOT int is_of(PyObject *object, PyTypeObject *type, PyTypeObject **usual)
         return 1;
     if (!PyObject_TypeCheck(object, type))
         return 0;
-    if (HAS_GIL && !*usual)
+    if (REUSES && !*usual)
         *usual = (PyTypeObject *)Py_NewRef((PyObject *)Py_TYPE(object));
     return 1;
 }

@@ -1,7 +1,5 @@
 /* Elements of regions, and the memory of peers: what slicing and posting touch. */
 
-#include <string.h>
-
 #include "core.h"
 
 PyTypeObject *element_type, *remote_type;
@@ -30,63 +28,6 @@ static int outside(PyObject *key, const char *what, unsigned long long length)
     Py_XDECREF(start);
     Py_XDECREF(stop);
     return -1;
-}
-
-/* Where a slice object has its limits, by its type's own table of members. 0: not known. */
-static Py_ssize_t start_offset, stop_offset, step_offset;
-
-/* The limits of the last slice that had both of them as ints and no step, and what they mean. A program that slices in
-   a loop often gives the very same objects again. The interpreter's lock guards them. */
-static struct {
-    PyObject *start;
-    PyObject *stop;
-    unsigned long long offset;
-    unsigned long long end;
-} last;
-
-static void find_limits(void)
-{
-    const PyMemberDef *member = PyType_GetSlot(&PySlice_Type, Py_tp_members);
-
-    for (; member && member->name; member++) {
-        if (member->type != T_OBJECT)
-            continue;
-        if (!strcmp(member->name, "start"))
-            start_offset = member->offset;
-        if (!strcmp(member->name, "stop"))
-            stop_offset = member->offset;
-        if (!strcmp(member->name, "step"))
-            step_offset = member->offset;
-    }
-    if (!start_offset || !stop_offset)
-        step_offset = 0;
-}
-
-HOT PyObject *limit_of(PyObject *slice, Py_ssize_t offset)
-{
-    return *(PyObject **)((char *)slice + offset);
-}
-
-static void remember_limits(PyObject *slice, Py_ssize_t start, Py_ssize_t stop)
-{
-    PyObject *former[] = {last.start, last.stop};
-    PyObject *limits[] = {limit_of(slice, start_offset), limit_of(slice, stop_offset)};
-
-    if (limit_of(slice, step_offset) != Py_None || !PyLong_CheckExact(limits[0]) || !PyLong_CheckExact(limits[1]))
-        return;
-    last.start = Py_NewRef(limits[0]);
-    last.stop = Py_NewRef(limits[1]);
-    last.offset = (unsigned long long)start;
-    last.end = (unsigned long long)stop;
-    Py_XDECREF(former[0]);
-    Py_XDECREF(former[1]);
-}
-
-/* Whether a slice has the limits of the last one, and is inside. */
-HOT int is_last(PyObject *key, unsigned long long whole)
-{
-    return Py_TYPE(key) == &PySlice_Type && step_offset && limit_of(key, start_offset) == last.start &&
-           limit_of(key, stop_offset) == last.stop && limit_of(key, step_offset) == Py_None && last.end <= whole;
 }
 
 int find_bounds(PyObject *key, unsigned long long whole, const char *what, unsigned long long *offset,
@@ -120,8 +61,7 @@ int find_bounds(PyObject *key, unsigned long long whole, const char *what, unsig
         return outside(key, what, whole);
     *offset = (unsigned long long)start;
     *length = end - (unsigned long long)start;
-    if (HAS_GIL && step_offset)
-        remember_limits(key, start, stop);
+    remember_limits(key, start, stop);
     return 0;
 }
 
@@ -334,11 +274,12 @@ APART PyObject *slice_slowly(PyObject *self, PyObject *key)
 PyObject *region_slice(PyObject *self, PyObject *key)
 {
     const Region *region = (Region *)self;
-    PyObject *element = HAS_GIL && is_last(key, region->length) ? take_spare(&spare_elements) : NULL;
+    PyObject *element = is_last_slice(key, region->length) ? take_spare(&spare_elements) : NULL;
 
     if (!element)
         return slice_slowly(self, key);
-    return element_fill(element, self, region->address + last.offset, last.end - last.offset, region->local_token);
+    return element_fill(element, self, region->address + last_slice.offset, last_slice.end - last_slice.offset,
+                        region->local_token);
 }
 
 /* ---- the module ---- */

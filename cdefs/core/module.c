@@ -30,20 +30,6 @@ int set_flag(PyObject *self, PyObject *value, void *offset)
     return 0;
 }
 
-PyObject *make_reusable(struct spares *spares, PyTypeObject *type)
-{
-    PyObject *object;
-
-    /* This one is tracked already, and its fields are 0. */
-    if (!HAS_GIL || !spares->count)
-        return PyType_GenericAlloc(type, 0);
-    object = spares->objects[--spares->count];
-    PyObject_GC_UnTrack(object);
-    ((Reusable *)object)->was_visited = 0;
-    PyObject_GC_Track(object);
-    return object;
-}
-
 /* ---- what cannot be copied ---- */
 
 static PyTypeObject *uncopied_type;

@@ -175,7 +175,7 @@ PyObject *queues_post(PyObject *object, PyObject *argument)
     }
     if (enter(self) < 0)
         return NULL;
-    list = HAS_GIL ? batch->last : NULL;
+    list = REUSES ? batch->last : NULL;
     if (!list || list->pool != self->lists || batch->is_exposed || find_unusable(self, batch))
         return post_checked(self, batch);
     refused = post_list(self, list, &posted);

@@ -190,7 +190,7 @@ def remember_buffer(
     """
     if entry.queue_pairs is not None:
         return
-    key: Any = _core.identity(buffer)
+    key: Any = id(buffer)
     reference = None
     if type(buffer) is tuple:
         if (found.start, found.end) != (entry.start, entry.end):
