@@ -775,6 +775,9 @@ class CompletionQueue(Resource):
     def _attach(self, provider: int, native: int, /) -> None: ...
     def _detach(self) -> None: ...
 
+def identity(object: Any, /) -> int:
+    """Return id(object), as the same int as far as possible."""
+
 class Entry(Uncopied):
     """A registered region."""
 

@@ -158,13 +158,18 @@ static PyType_Spec known_spec = {"ndpy._core.KnownBuffer", sizeof(KnownBuffer), 
 
 /* ---- Cache ---- */
 
+static PyObject *core_identity(PyObject *Py_UNUSED(module), PyObject *object)
+{
+    return identity(object);
+}
+
 /* Returns a new reference. Returns NULL without an error for an unknown buffer. */
 static KnownBuffer *look_up(PyObject *all, PyObject *buffer, int raw)
 {
     PyObject *key, *found;
 
     if (!PyTuple_CheckExact(buffer)) {
-        key = PyLong_FromVoidPtr(buffer);
+        key = identity(buffer);
     } else if (raw) {
         key = PyTuple_Pack(2, buffer, Py_True);
     } else {
@@ -376,6 +381,11 @@ static PyType_Spec cache_spec = {"ndpy._core.LeaseFinder", sizeof(Cache), 0,
 
 /* ---- the module ---- */
 
+static PyMethodDef functions[] = {
+    {"identity", core_identity, METH_O, "Return id(object), as the same int as far as possible."},
+    {NULL, NULL, 0, NULL},
+};
+
 int add_leases(PyObject *module)
 {
     static const char *const names[ARGUMENTS] = {"buffer", "access", "queue_pair", "raw"};
@@ -385,6 +395,8 @@ int add_leases(PyObject *module)
         if (!argument_names[which])
             return -1;
     }
+    if (PyModule_AddFunctions(module, functions) < 0)
+        return -1;
     entry_base_type = add_type(module, &entry_spec);
     known_base_type = add_type(module, &known_spec);
     cache_base_type = add_resource_type(module, &cache_spec);

@@ -62,6 +62,34 @@ void remember_limits(PyObject *slice, Py_ssize_t start, Py_ssize_t stop)
     Py_XDECREF(former[1]);
 }
 
+/* ---- identities ---- */
+
+enum { IDENTITIES = 256 };
+
+static struct {
+    PyObject *object;
+    PyObject *number;
+} identities[IDENTITIES];
+
+PyObject *identity(PyObject *object)
+{
+    size_t place = ((uintptr_t)object >> 4) % IDENTITIES;
+    PyObject *number, *former;
+
+    if (!REUSES)
+        return PyLong_FromVoidPtr(object);
+    if (identities[place].object == object)
+        return Py_NewRef(identities[place].number);
+    number = PyLong_FromVoidPtr(object);
+    if (!number)
+        return NULL;
+    former = identities[place].number;
+    identities[place].object = object;
+    identities[place].number = Py_NewRef(number);
+    Py_XDECREF(former);
+    return number;
+}
+
 /* ---- lists of completions ---- */
 
 /* A list that nobody else has any more. */

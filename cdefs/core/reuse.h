@@ -3,6 +3,7 @@
 
      spare objects          elements, exports and leases: slicing a region, and a hit of the cache
      the last slice         slicing a region
+     identities             a hit of the cache
      lists of completions   a poll of an empty queue, and 64 completions that are looked at
 
    The rule: what is left behind is taken only by somebody who has the interpreter's lock, and only if nobody else has
@@ -93,5 +94,11 @@ HOT int is_last_slice(PyObject *key, unsigned long long whole)
            limit_of(key, stop_offset) == last_slice.stop && limit_of(key, step_offset) == Py_None &&
            last_slice.end <= whole;
 }
+
+/* ---- identities ---- */
+
+/* Returns id(object), which is often the same int as the last time. A dict finds a number faster if it is the very
+   object that is the key. */
+PyObject *identity(PyObject *object);
 
 #endif

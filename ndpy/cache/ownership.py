@@ -190,7 +190,7 @@ def remember_buffer(
     """
     if entry.queue_pairs is not None:
         return
-    key: Any = id(buffer)
+    key: Any = _core.identity(buffer)
     reference = None
     if type(buffer) is tuple:
         if (found.start, found.end) != (entry.start, entry.end):

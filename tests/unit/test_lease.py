@@ -431,6 +431,12 @@ def test_a_truth_that_cannot_be_told_is_an_error(finder):
         finder.local(bytearray(8), raw=Unclear())
 
 
+def test_an_identity_is_the_number_of_its_object_however_many_there_are():
+    things = [bytearray(1) for _ in range(2000)]
+    for _ in range(2):
+        assert [_core.identity(thing) for thing in things] == [id(thing) for thing in things]
+
+
 #: So many leases that no spare one is left, and making the next one allocates.
 MANY = 80
 
