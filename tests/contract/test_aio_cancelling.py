@@ -7,7 +7,7 @@ import contextlib
 from collections import deque
 
 import pytest
-from kit.aio_ends import LONG, SHORT, both, pattern, settle, wait_for
+from kit.aio_ends import LONG, SHORT, both, pattern, settle, until
 from kit.helpers import DEADLINE_S
 
 from ndpy import Access
@@ -80,7 +80,7 @@ def test_a_cancelled_receive_loses_no_message(run, length, into):
 def test_cancelled_receives_leave_the_messages_in_order(run):
     async def scene(client, server):
         sending = [asyncio.ensure_future(client.send(pattern(LONG, place))) for place in range(2)]
-        await wait_for(lambda: len(server._messages.inbox) == 2)
+        await until(lambda: len(server._messages.inbox) == 2)
         receiving = [asyncio.ensure_future(server.receive()) for _ in range(2)]
         await asyncio.sleep(0)
         for task in receiving:
@@ -97,9 +97,9 @@ def test_cancelled_receives_leave_the_messages_in_order(run):
 def test_a_receive_that_is_cancelled_while_it_reads_puts_its_message_before_those_that_came_later(run):
     async def scene(client, server):
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
-        await wait_for(lambda: server._messages.inbox)
+        await until(lambda: server._messages.inbox)
         await client.send(pattern(SHORT))
-        await wait_for(lambda: len(server._messages.inbox) == 2)
+        await until(lambda: len(server._messages.inbox) == 2)
         receiving = asyncio.ensure_future(server.receive())
         while not server._messages.reading:
             await asyncio.sleep(0)
@@ -176,7 +176,7 @@ def test_a_long_message_that_nobody_receives_is_withdrawn(run):
 def test_a_withdrawal_that_waits_for_a_slot_is_dropped_when_the_answer_comes(run):
     async def scene(client, server):
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
-        await wait_for(lambda: server._messages.inbox)
+        await until(lambda: server._messages.inbox)
         slots, client._channel.control_slots.free = client._channel.control_slots.free, deque()
         sending.cancel()
         await settle()
@@ -196,10 +196,10 @@ def test_a_withdrawal_that_is_dropped_leaves_the_peer_its_room(run):
 
     async def scene(client, server):
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
-        await wait_for(lambda: server._messages.inbox)
+        await until(lambda: server._messages.inbox)
         for place in range(4):
             await server.send(pattern(SHORT, place))
-        await wait_for(lambda: len(client._messages.inbox) == 4)
+        await until(lambda: len(client._messages.inbox) == 4)
         slots, client._channel.control_slots.free = client._channel.control_slots.free, deque()
         sending.cancel()
         await settle()

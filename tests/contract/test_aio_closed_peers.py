@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from kit.aio_ends import LONG, OPTIONS, SHORT, both, pattern, settle, wait_for
+from kit.aio_ends import LONG, OPTIONS, SHORT, both, pattern, settle, until
 from kit.aio_peer import CLOSE, DONE, DROPPED, KNOWS_DROPPED, OFFER, Peer, frame, hello, offer
 from kit.helpers import DEADLINE_S, host_of, require
 
@@ -52,7 +52,7 @@ def test_a_send_after_the_end_has_come_raises_and_leaves_what_the_peer_sent_befo
     async def scene(closer, sender):
         await closer.send(pattern(SHORT))
         closing = asyncio.ensure_future(closer.close())
-        await wait_for(lambda: sender._life.state == "peer_closed")
+        await until(lambda: sender._life.state == "peer_closed")
         with pytest.raises(aio.ConnectionEndedError):
             await sender.send(pattern(length))
         assert [bytes(message) async for message in sender] == [pattern(SHORT)]
@@ -64,7 +64,7 @@ def test_a_send_after_the_end_has_come_raises_and_leaves_what_the_peer_sent_befo
 def test_a_long_message_that_the_peer_has_and_does_not_receive_is_an_error(play):
     async def scene(closer, sender):
         sending = asyncio.ensure_future(sender.send(pattern(LONG)))
-        await wait_for(lambda: closer._messages.inbox)
+        await until(lambda: closer._messages.inbox)
         closing = asyncio.ensure_future(closer.close())
         with pytest.raises(aio.ConnectionEndedError, match="has closed the connection and has not taken the message"):
             await sending
@@ -88,7 +88,7 @@ def test_a_message_that_crosses_the_peer_s_close(play, length):
                 await sending
         else:
             await sending
-            await wait_for(lambda: sender._life.state == "peer_closed")
+            await until(lambda: sender._life.state == "peer_closed")
         with pytest.raises(aio.ConnectionEndedError):
             await sender.send(pattern(length))
         assert sender._messages.protocol._sent == sent
@@ -104,7 +104,7 @@ def test_all_who_wait_for_room_learn_that_the_peer_has_closed(play):
         sending = [asyncio.ensure_future(sender.send(pattern(length))) for length in (SHORT, LONG) * 8]
         # The second long one waits for the first.
         sent = min(closer._own.slots, 3)
-        await wait_for(lambda: sender._messages.protocol._sent == sent)
+        await until(lambda: sender._messages.protocol._sent == sent)
         closing = asyncio.ensure_future(closer.close())
         ends = await asyncio.gather(*sending, return_exceptions=True)
         assert [type(end) for end in ends] == [
@@ -133,9 +133,9 @@ def test_a_long_message_that_is_being_read_when_the_peer_closes(play, monkeypatc
         monkeypatch.setattr(closer._transfers, "move", later)
         sending = asyncio.ensure_future(sender.send(pattern(LONG)))
         receiving = asyncio.ensure_future(closer.receive())
-        await wait_for(lambda: closer._messages.reading)
+        await until(lambda: closer._messages.reading)
         closing = asyncio.ensure_future(closer.close())
-        await wait_for(lambda: sender._life.state == "peer_closed")
+        await until(lambda: sender._life.state == "peer_closed")
         assert not sending.done()
         if outcome == "received":
             go_on.set()
@@ -170,7 +170,7 @@ def test_a_handler_whose_client_leaves_while_it_sends_ends_in_peace(adapter):
                 assert await client.receive() == pattern(SHORT)
             with pytest.raises(ndpy.ClosedError, match="this end was closed"):
                 await client.receive()
-            await wait_for(lambda: not server.connections)
+            await until(lambda: not server.connections)
 
     asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
     assert ends == [aio.ConnectionEndedError]
@@ -256,7 +256,7 @@ def test_a_peer_whose_message_is_not_taken_gets_the_answer_that_it_knows(adapter
 
     async def handler(connection):
         if order == "offered-before-close":
-            await wait_for(lambda: connection._messages.inbox)
+            await until(lambda: connection._messages.inbox)
         await connection.close()
 
     async def scene(peer):

@@ -12,7 +12,7 @@ import gc
 import sys
 
 import pytest
-from kit.aio_ends import LONG, OPTIONS, SHORT, echo, pattern, require_closed, require_usable, wait_for
+from kit.aio_ends import LONG, OPTIONS, SHORT, echo, pattern, require_closed, require_usable, until
 from kit.helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require
 from kit.locks import elsewhere, locks_held
 
@@ -240,7 +240,7 @@ def test_a_task_that_is_forgotten_ends_its_connection(adapter, unraisable, use):
         ends = await make_ends(adapter)
         waits = []
         forget(use_for_ever(ends.client, waits))
-        await wait_for(lambda: waits)
+        await until(lambda: waits)
         elsewhere(adapter, gc.collect)
         await asyncio.wait_for(ends.client.wait_closed(), DEADLINE_S)
         with pytest.raises(aio.ConnectionResetError, match="a task that used it was dropped"):
@@ -250,7 +250,7 @@ def test_a_task_that_is_forgotten_ends_its_connection(adapter, unraisable, use):
                 await ends.accepted.receive()
         await ends.server.close()
         # Nothing has to be collected for it.
-        await wait_for(lambda: not adapter._device._open_children())
+        await until(lambda: not adapter._device._open_children())
 
     with no_collection():
         asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE_S))
@@ -269,9 +269,9 @@ def test_a_task_that_is_forgotten_closes_its_server(adapter, unraisable):
     async def main():
         servers = []
         forget(serve_for_ever(servers))
-        await wait_for(lambda: servers)
+        await until(lambda: servers)
         elsewhere(adapter, gc.collect)
-        await wait_for(lambda: not adapter._device._open_children())
+        await until(lambda: not adapter._device._open_children())
 
     with no_collection():
         asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE_S))
@@ -289,7 +289,7 @@ def test_a_request_is_not_lost_in_a_task_that_was_dropped(adapter):
                 early.close()
             connecting = client.begin_connect(queue_pair, listener.address)
             if not first:
-                await wait_for(lambda: not listener._calls)
+                await until(lambda: not listener._calls)
                 early.close()
             connector = await listener.get_request_async(DEADLINE_S)
             connector.reject()

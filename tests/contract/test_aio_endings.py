@@ -6,7 +6,7 @@ import asyncio
 import gc
 
 import pytest
-from kit.aio_ends import LONG, OPTIONS, SHORT, both, echo, pattern, settle, wait_for
+from kit.aio_ends import LONG, OPTIONS, SHORT, both, echo, pattern, settle, until
 from kit.helpers import DEADLINE_S, host_of, require
 
 import ndpy
@@ -103,7 +103,7 @@ def test_abort_is_a_reset_for_the_peer(run):
 def test_messages_that_came_before_a_reset_are_received(run):
     async def scene(client, server):
         await client.send(b"first")
-        await wait_for(lambda: server._messages.inbox)
+        await until(lambda: server._messages.inbox)
         client.abort()
         await server.wait_closed()
         assert await server.receive() == b"first"
@@ -118,7 +118,7 @@ def test_a_message_of_a_connection_that_has_ended_is_not_that_of_the_next_one(ru
 
     async def scene(client, server):
         await client.send(b"first")
-        await wait_for(lambda: server._messages.inbox)
+        await until(lambda: server._messages.inbox)
         client.abort()
         await server.wait_closed()
         await client.wait_closed()
@@ -148,7 +148,7 @@ def test_an_exception_in_the_block_aborts(adapter, run):
 def test_an_offer_that_is_out_when_the_peer_leaves_fails(run):
     async def scene(client, server):
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
-        await wait_for(lambda: server._messages.inbox)
+        await until(lambda: server._messages.inbox)
         server.abort()
         with pytest.raises(aio.ConnectionResetError):
             await sending
@@ -162,7 +162,7 @@ def test_a_long_message_that_is_lost_with_the_connection_is_no_end_of_the_messag
     async def scene(client, server):
         await client.send(b"first")
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
-        await wait_for(lambda: len(server._messages.inbox) == 2)
+        await until(lambda: len(server._messages.inbox) == 2)
         await client.close()
         with pytest.raises(ndpy.ClosedError):
             await sending
@@ -198,11 +198,11 @@ def test_who_waits_for_long_posts_an_empty_write_now_and_then(run, monkeypatch):
         await asyncio.sleep(0.5)
         assert probes == []
         receiving = asyncio.ensure_future(client.receive())
-        await wait_for(lambda: len(probes) > 1)
+        await until(lambda: len(probes) > 1)
         await server.send(b"at last")
         assert await receiving == b"at last"
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
-        await wait_for(lambda: len(probes) > 3)
+        await until(lambda: len(probes) > 3)
         assert await server.receive() == pattern(LONG)
         await sending
         count = len(probes)
@@ -288,7 +288,7 @@ def test_a_connection_that_fails_while_it_is_being_closed_is_closed(run):
 
     async def scene(client, server):
         closing = [asyncio.ensure_future(client.close()) for _ in range(2)]
-        await wait_for(lambda: client._life.state == "closing")
+        await until(lambda: client._life.state == "closing")
         client.queue_pair.flush()
         await asyncio.gather(*closing)
         assert client._life.state == "free"
@@ -326,7 +326,7 @@ def test_a_connection_that_is_given_up_while_it_opens_is_freed(adapter, monkeypa
             opening = asyncio.ensure_future(aio.connect(server.address, adapter=adapter, **OPTIONS).__aenter__())
             await accepted.wait()
             (client,) = begun
-            await wait_for(lambda: client._life.state == seen)
+            await until(lambda: client._life.state == seen)
             opening.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await opening

@@ -11,7 +11,7 @@ import warnings
 from types import SimpleNamespace
 
 import pytest
-from kit.aio_ends import LONG, OPTIONS, SHORT, echo, pattern, require_closed, require_usable, wait_for
+from kit.aio_ends import LONG, OPTIONS, SHORT, echo, pattern, require_closed, require_usable, until
 from kit.helpers import DEADLINE_S, host_of, require
 from kit.quirks import has_quirk
 
@@ -110,7 +110,7 @@ def test_a_client_s_end_is_still_no_error_of_the_handler(adapter):
                 await client.send(b"x")
             async with aio.connect(server.address, adapter=adapter, **OPTIONS) as client:
                 client.abort()
-            await wait_for(lambda: not server.connections)
+            await until(lambda: not server.connections)
 
     assert reports_of(main) == []
 
@@ -202,7 +202,7 @@ def test_the_error_of_a_handler_is_reported_though_the_server_is_closed_meanwhil
                 await client.send(b"x")
                 with pytest.raises(aio.ConnectionResetError):
                     await client.receive()
-            await wait_for(lambda: not server.connections)
+            await until(lambda: not server.connections)
 
     (context,) = reports_of(main)
     assert isinstance(context["exception"], ZeroDivisionError)
@@ -241,7 +241,7 @@ def test_closing_the_server_ends_its_connections(adapter):
         server = await aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS)
         serving = asyncio.ensure_future(server.serve_forever())
         async with aio.connect(server.address, adapter=adapter, **{**OPTIONS, "close_timeout_s": 0.2}) as client:
-            await wait_for(lambda: server.connections)
+            await until(lambda: server.connections)
             assert not serving.done()
             closing = asyncio.ensure_future(server.close())
             with pytest.raises(ConnectionError):
@@ -264,7 +264,7 @@ def test_a_server_that_is_closed_delivers_what_its_handlers_have_sent(adapter):
     async def main():
         server = await aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS)
         async with aio.connect(server.address, adapter=adapter, **OPTIONS) as client:
-            await wait_for(lambda: client._messages.inbox)
+            await until(lambda: client._messages.inbox)
             closing = asyncio.ensure_future(server.close())
             assert [message async for message in client] == [b"sent"]
         await closing
@@ -377,7 +377,7 @@ def test_a_refusal_is_told_though_the_receives_were_cancelled_before_it(adapter,
                 request.reject()
                 if not has_quirk(adapter, Quirk.SIW_CANCELS_BEFORE_REFUSALS):
                     client._channel.on_completion(cancelled)
-                await wait_for(lambda: statuses)
+                await until(lambda: statuses)
             with pytest.raises(ndpy.ConnectionRefusedError):
                 await opening
 
@@ -401,7 +401,7 @@ def test_receives_that_are_cancelled_before_accept_has_ended_end_the_connection(
         async with aio.serve((host_of(adapter), 0), echo, **options) as server:
             with pytest.raises(ConnectionError):
                 await aio.connect(server.address, **options)
-            await wait_for(lambda: not server._tasks)
+            await until(lambda: not server._tasks)
 
     asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
 

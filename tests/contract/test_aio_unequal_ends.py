@@ -6,7 +6,7 @@ import asyncio
 import gc
 
 import pytest
-from kit.aio_ends import LONG, OPTIONS, SHORT, both, echo, pattern, wait_for
+from kit.aio_ends import LONG, OPTIONS, SHORT, both, echo, pattern, until
 from kit.helpers import DEADLINE_S, host_of, require
 
 import ndpy
@@ -87,7 +87,7 @@ def test_connections_that_have_ended_leave_their_room_in_the_queue_to_others(ada
                     await client.send(b"again")
                     assert await client.receive() == b"again"
                     most = len(queues())
-                await wait_for(lambda: not server.connections)
+                await until(lambda: not server.connections)
             assert most <= 2
 
     asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE_S))

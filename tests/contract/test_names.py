@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from kit.aio_ends import OPTIONS, echo, settle, wait_for
+from kit.aio_ends import OPTIONS, echo, settle, until
 from kit.deadlines import patient
 from kit.helpers import CLOCK_TICK_S, DEADLINE_S, create_end, host_of, require, wait_until
 
@@ -242,7 +242,7 @@ def test_a_connection_of_a_loop_goes_on_while_the_driver_holds_the_attempt_befor
             names.found = [closed_port, (closed_port[0], closed_port[1] - 1), server.address]
             client = await aio.connect((NAME, 1), adapter=adapter, **OPTIONS)
             try:
-                await wait_for(lambda: len(held) == 2)
+                await until(lambda: len(held) == 2)
                 await client.send(b"x")
                 assert await client.receive() == b"x"
                 closing = asyncio.ensure_future(client.close())

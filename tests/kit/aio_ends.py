@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -77,11 +81,12 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def wait_for(condition):
-    deadline = asyncio.get_running_loop().time() + DEADLINE_S
+async def until(condition: Callable[[], Any]) -> None:
+    """wait_until() in a coroutine. A failure shows the condition's source."""
+    deadline = time.monotonic() + DEADLINE_S
     while not condition():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.005)
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {inspect.getsource(condition).strip()}"
+        await asyncio.sleep(0.002)
 
 
 async def echo(connection):

@@ -7,6 +7,9 @@ pytest's own. NDPY_TEST_PATIENCE sets it. Without that, it is how many times mor
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
+from typing import Any
 
 #: A machine that is busier than this is not fit for tests.
 _MOST_PATIENCE = 8.0
@@ -34,3 +37,14 @@ def patient(seconds: float) -> float:
 
 #: The deadline for something that should come at once. Emulated machines are slow.
 DEADLINE_S = patient(20.0)
+#: The same for a program: an emulated machine takes seconds to start a Python process, not tenths of a second.
+PROGRAM_DEADLINE_S = patient(60.0)
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S) -> Any:
+    """Call condition() until it is true, and return its value. The test fails at the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.002)
+    return value

@@ -22,6 +22,7 @@ import ndpy
 import ndpy.ndk
 from kit import remote
 from kit.deadlines import DEADLINE_S as DEADLINE_S
+from kit.deadlines import wait_until as wait_until
 from kit.quirks import has_quirk, skip_where
 from ndpy import Access, Operation, Status
 from ndpy.platforms.verbs import softverbs
@@ -276,16 +277,6 @@ def in_threads(count: int, work: Callable[[int], Any], timeout_s: float = 100.0)
         assert not thread.is_alive()
     if failures:
         raise failures[0]
-
-
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S) -> Any:
-    """Call condition() until it is true, and return its value. The test fails at the deadline."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {timeout_s:g} s: {what}")
-        time.sleep(0.02)
-    return value
 
 
 def assert_let_go(reference: weakref.ref[Any]) -> None:

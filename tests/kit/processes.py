@@ -31,8 +31,8 @@ import psutil
 import pytest
 
 import ndpy
-from kit.deadlines import patient
-from kit.helpers import wait_until
+from kit.deadlines import PROGRAM_DEADLINE_S as DEADLINE_S
+from kit.deadlines import wait_until
 from kit.starting import create_process
 from ndpy.platforms.verbs import distribution, softverbs
 from ndpy.tools.cli import soft
@@ -41,8 +41,6 @@ _INTERRUPTIBLE = Path(__file__).resolve().parent / "interruptible.py"
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
-# An emulated machine takes seconds to start a Python process, not tenths of a second.
-DEADLINE_S = patient(60.0)
 # Shorter than the deadline, so the example itself says which of its steps did not end.
 STEP_LIMIT_S = 40
 

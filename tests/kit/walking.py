@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -188,10 +187,3 @@ def walk(run: Callable[[int], bool], points: Points, least: int) -> None:
         else:
             break
     assert chosen >= least, f"only {chosen} points"
-
-
-def soon(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.001)

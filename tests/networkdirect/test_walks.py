@@ -9,8 +9,9 @@ import contextlib
 import threading
 
 import pytest
+from kit.deadlines import wait_until
 from kit.helpers import STRESS, Keeper, create_end, host_of, sample
-from kit.walking import DEADLINE_S, GRACE_S, Elsewhere, soon, walk
+from kit.walking import DEADLINE_S, GRACE_S, Elsewhere, walk
 from native_points import Scene, points  # noqa: F401
 
 import ndpy
@@ -213,7 +214,7 @@ def test_b_7_7_the_removal_of_the_device_at_any_point_ends_the_wait(softnd, poin
             points.watch(waiter.thread, chosen, remove, lambda: points.reached or remove())
             waiter.start()
             if call == "arm":
-                soon(lambda: points.reached or len(points.names) >= 8, "it is armed")
+                wait_until(lambda: points.reached or len(points.names) >= 8, "it is armed")
                 remove()
             result = waiter.outcome()
             points.stop()
@@ -278,7 +279,7 @@ def test_what_is_armed_ends_whatever_comes_at_any_point(scene, points, event, ro
                 scene.adapter._wake()
             else:
                 scene.arrive()
-            soon(lambda: points.reached or points.sleeps, "the adapter's thread has handled it")
+            wait_until(lambda: points.reached or points.sleeps, "the adapter's thread has handled it")
             points.stop()
         if event == "close":
             points.stop()
@@ -316,7 +317,7 @@ def test_cancelling_at_any_point_of_the_event_ends_what_was_armed_once(scene, po
 
         points.watch(scene.adapter._events._thread, chosen, lambda: points.elsewhere(pending.cancel), asleep)
         scene.arrive()
-        soon(lambda: points.reached or handled.is_set(), "the adapter's thread has handled it")
+        wait_until(lambda: points.reached or handled.is_set(), "the adapter's thread has handled it")
         points.stop()
         assert end_of(pending) is None or isinstance(end_of(pending), ndpy.CanceledError)
         assert len(ended) == 1

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import psutil
 import version2
-from kit.deadlines import patient
+from kit.deadlines import PROGRAM_DEADLINE_S as DEADLINE_S
+from kit.deadlines import wait_until as wait_until
 from version2 import IID, NULL, Interface, Kind, Mr, Op, Status, ffi, kernel32, raw
 
-DEADLINE_S = patient(60.0)
 LOOPBACK = "127.0.0.1"
 
 
@@ -52,14 +52,6 @@ class Request:
     def ends(self, timeout_s: float) -> bool:
         """Whether a request that was started ends by the deadline."""
         return kernel32.WaitForSingleObject(self.event, int(timeout_s * 1000)) == 0
-
-
-def wait_until(condition: Any, what: str, timeout_s: float = DEADLINE_S) -> None:
-    """Return when condition() holds; fail after the deadline."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"{what}: not within {timeout_s} s"
-        kernel32.Sleep(1)
 
 
 def wait_unloadable(library: version2.Library) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import time
 from pathlib import Path
 
 import psutil
 from hostile import ROOT, Program, WindowsProcess, dll
+from kit.deadlines import PROGRAM_DEADLINE_S, wait_until
 
 ROUND_TRIPS = 20
 SERVED = ROOT / "tests/softnd/iwarp.py"
@@ -19,7 +19,6 @@ EXAMPLES = {
     "pingpong 100000": ("pingpong.py", "server"),
     "file": ("file_server.py", "serve", "--once", str(SERVED)),
 }
-_LISTENS_S = 30.0
 
 
 def server_of(name: str) -> tuple[Path, list[str]]:
@@ -72,11 +71,12 @@ def rping_on_soft0(*arguments: object) -> Program:
 
 def wait_until_listening(program: Program, port: int) -> None:
     """Wait until the program listens on a TCP port, without connecting to it."""
-    deadline = time.monotonic() + _LISTENS_S
-    while not any(
-        connection.laddr.port == port and connection.status == psutil.CONN_LISTEN
-        for connection in psutil.net_connections("tcp")
-    ):
+
+    def listens() -> bool:
         assert program.process.poll() is None, program.lines
-        assert time.monotonic() < deadline, f"nothing listens on TCP port {port}"
-        time.sleep(0.05)
+        return any(
+            connection.laddr.port == port and connection.status == psutil.CONN_LISTEN
+            for connection in psutil.net_connections("tcp")
+        )
+
+    wait_until(listens, f"a program listens on TCP port {port}", PROGRAM_DEADLINE_S)

@@ -19,9 +19,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from kit.deadlines import patient
-
-DEADLINE_S = patient(40.0)
+from kit.deadlines import PROGRAM_DEADLINE_S as DEADLINE_S
 
 
 class Channel:

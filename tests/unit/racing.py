@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kit.deadlines import wait_until as wait_until
 from kit.walking import DEADLINE_S as DEADLINE_S
 from kit.walking import GRACE_S as GRACE_S
 from kit.walking import Calls as _Calls
 from kit.walking import Elsewhere as Elsewhere
 from kit.walking import Points as Points
-from kit.walking import soon as soon
 from kit.walking import walk as walk
 
 import ndpy
@@ -83,10 +83,10 @@ class Queue:
         queue, adapter = self.queue, self.queue._adapter
         if how == "removal":
             self.fake.remove(adapter)
-            points.elsewhere(lambda: soon(lambda: adapter._defunct, "the adapter knows"))
+            points.elsewhere(lambda: wait_until(lambda: adapter._defunct, "the adapter knows"))
         else:
             self.fake.overrun(queue)
-            points.elsewhere(lambda: soon(lambda: queue._failure, "the queue knows"))
+            points.elsewhere(lambda: wait_until(lambda: queue._failure, "the queue knows"))
 
     def check(self, *taken: Any) -> None:
         """Each completion that arrived was taken once or is still in the queue."""

@@ -12,7 +12,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, GRACE_S, Elsewhere, soon
+from racing import DEADLINE_S, GRACE_S, Elsewhere, wait_until
 
 from ndpy.objects import adapter_thread
 from ndpy.objects.resource import Orphans
@@ -88,7 +88,7 @@ def test_an_event_handler_that_raises_is_reported_and_ends_nothing(thread, monke
     reader = Reader(fd)
     thread.watch(fd, reader.on_readable)
     os.write(other, b"ab")
-    soon(lambda: reader.read == 2, "the second event is handled")
+    wait_until(lambda: reader.read == 2, "the second event is handled")
     thread.forget(fd)
     os.close(fd)
     os.close(other)
@@ -106,7 +106,7 @@ def test_a_thread_that_cannot_wait_any_more_is_reported_and_ends(monkeypatch):
 
     monkeypatch.setattr(EventThread, "_native_turn", fail)
     thread = EventThread("test", Orphans())
-    soon(lambda: not thread._thread.is_alive(), "the thread ends")
+    wait_until(lambda: not thread._thread.is_alive(), "the thread ends")
     assert reported == [OSError]
     thread.stop()
 
@@ -120,7 +120,7 @@ def test_a_call_that_is_left_by_a_call_is_made_too(thread):
 def test_a_thread_that_is_told_to_stop_by_itself_ends():
     thread = EventThread("test", Orphans())
     thread.call_soon(thread.stop)
-    soon(lambda: not thread._thread.is_alive(), "the thread ends")
+    wait_until(lambda: not thread._thread.is_alive(), "the thread ends")
     thread.stop()
 
 
@@ -177,7 +177,7 @@ def test_a_thread_that_rests_handles_nothing(thread):
         thread.call_soon(lambda: made.append(1))
         time.sleep(GRACE_S)
         assert made == []
-    soon(lambda: made == [1], "the thread goes on")
+    wait_until(lambda: made == [1], "the thread goes on")
 
 
 def test_who_asks_a_busy_thread_to_rest_waits_for_a_limited_time(thread):
@@ -188,7 +188,7 @@ def test_who_asks_a_busy_thread_to_rest_waits_for_a_limited_time(thread):
         made.append(1)
     go_on.set()
     thread.call_soon(lambda: made.append(2))
-    soon(lambda: made == [1, 2], "the thread goes on")
+    wait_until(lambda: made == [1, 2], "the thread goes on")
 
 
 def test_what_is_done_while_a_thread_rests_can_wait_for_it(thread, monkeypatch):

@@ -19,7 +19,7 @@ if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
 from kit.deadlines import patient
-from racing import DEADLINE_S, soon
+from racing import DEADLINE_S, wait_until
 
 import ndpy
 import ndpy.ndk
@@ -325,7 +325,7 @@ def test_what_a_child_drops_does_not_wake_the_parents_thread(world, monkeypatch)
 
     assert in_child(drop)
     world.adapter._wake()
-    soon(lambda: looked, "the thread looks once")
+    wait_until(lambda: looked, "the thread looks once")
     assert looked == [1]
 
 

@@ -13,7 +13,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, soon
+from racing import DEADLINE_S, wait_until
 
 import ndpy
 from ndpy import Status
@@ -101,7 +101,7 @@ def test_a_failure_that_the_program_takes_ends_the_wait(fake, monkeypatch, queue
     queue_pair.send([], context=1)
     queue_pair.send([], context=2)
     assert fake.connection_event(connector, DISCONNECTED)
-    soon(lambda: connector._peer_left, "the connector knows")
+    wait_until(lambda: connector._peer_left, "the connector knows")
     assert fake.complete(queue_pair, receive=False, status=lib.IBV_WC_REM_INV_REQ_ERR)
     assert queue.wait(DEADLINE_S)[0].status is Status.DATA_OVERRUN
     assert ends(connector) < connection._FAREWELL_S / 2
@@ -121,7 +121,7 @@ def test_the_peer_is_answered_before_the_wait(fake, monkeypatch, queue_pair, con
     monkeypatch.setattr(connection, "_LATE_ANSWERS_S", 10 * DEADLINE_S)
     queue_pair.send([], context=1)
     assert fake.connection_event(connector, DISCONNECTED)
-    soon(lambda: calls, "the peer is answered")
+    wait_until(lambda: calls, "the peer is answered")
     assert calls == ["rdma_disconnect"]
     assert connector.state == "established"
 
@@ -150,7 +150,7 @@ def test_the_program_does_not_have_to_wait_for_late_answers(fake, monkeypatch, q
         monkeypatch.setattr(connection, "_LATE_ANSWERS_S", 10 * DEADLINE_S)
     queue_pair.send([], context=1)
     assert fake.connection_event(connector, DISCONNECTED)
-    soon(lambda: connector._peer_left, "the connector knows")
+    wait_until(lambda: connector._peer_left, "the connector knows")
     if what == "disconnect":
         connector.disconnect(DEADLINE_S)
     elif what == "close the connector":
@@ -184,7 +184,7 @@ def test_the_queue_pair_is_flushed_soon_although_the_peer_says_nothing(fake, que
     queue_pair.send([], context=2)
     disconnecting = connector.begin_disconnect()
     begin = time.monotonic()
-    soon(lambda: queue_pair.connection_ended, "the queue pair is flushed")
+    wait_until(lambda: queue_pair.connection_ended, "the queue pair is flushed")
     assert time.monotonic() - begin < connection._LATE_ANSWERS_S + 1
     assert sorted(taken(queue)) == [(1, Status.CANCELED), (2, Status.CANCELED)]
     queue_pair.send([], context=3)
@@ -268,4 +268,4 @@ def test_nobody_looks_at_the_clock_after_the_end(fake, adapter, queue_pair, conn
     queue_pair.send([], context=1)
     assert fake.connection_event(connector, DISCONNECTED)
     ends(connector)
-    soon(lambda: not adapter._events._regular, "the thread sleeps without a limit again")
+    wait_until(lambda: not adapter._events._regular, "the thread sleeps without a limit again")

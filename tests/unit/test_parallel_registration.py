@@ -17,7 +17,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from kit.deadlines import DEADLINE_S
+from kit.deadlines import DEADLINE_S, wait_until
 from racing import Elsewhere
 
 import ndpy
@@ -27,13 +27,6 @@ from ndpy.platforms.verbs.registering import QuickLengths
 # Larger than begin_register() registers in the calling thread.
 LARGE = 1 << 16
 THREADS = 4
-
-
-def wait_until(condition, what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.002)
 
 
 _former_threads: set[threading.Thread] = set()

@@ -14,7 +14,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import Elsewhere, Points, soon, walk
+from racing import Elsewhere, Points, wait_until, walk
 
 import ndpy
 from ndpy import Access
@@ -159,8 +159,8 @@ def test_ctrl_c_during_the_call_that_registers_leaves_a_region_to_the_adapter(fa
     fake.settings.signal = signal.SIGINT
     with pytest.warns(ResourceWarning, match="unclosed <MemoryRegion"), pytest.raises(KeyboardInterrupt):
         adapter.register(buffer)
-    soon(lambda: not fake.seen.registered, "the adapter closes it")
-    soon(lambda: is_free(buffer), "the buffer is free")
+    wait_until(lambda: not fake.seen.registered, "the adapter closes it")
+    wait_until(lambda: is_free(buffer), "the buffer is free")
 
 
 # ---- other threads ----
@@ -211,9 +211,9 @@ def test_a_region_that_is_made_while_the_device_is_removed_can_only_be_closed(fa
     adapter = fake.open()
     fake.hold()
     making = Elsewhere(lambda: adapter.register(bytearray(64), Access.REMOTE_READ)).start()
-    soon(lambda: fake.seen.at_once, "it registers")
+    wait_until(lambda: fake.seen.at_once, "it registers")
     fake.remove(adapter)
-    soon(lambda: adapter._defunct, "the adapter knows")
+    wait_until(lambda: adapter._defunct, "the adapter knows")
     fake.release()
     region = making.result()
     with pytest.raises(ndpy.DeviceRemovedError):
@@ -243,7 +243,7 @@ def test_regions_of_many_threads_are_all_closed(fake, adapter):
         for thread in threads:
             thread.join(60)
         del work
-        soon(lambda: not fake.seen.registered, "all are deregistered")
+        wait_until(lambda: not fake.seen.registered, "all are deregistered")
     assert not failures
     assert not adapter._is_used
 

@@ -12,7 +12,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, LOSSES, Elsewhere, Queue, contexts, soon
+from racing import DEADLINE_S, LOSSES, Elsewhere, Queue, contexts, wait_until
 
 import ndpy
 
@@ -28,7 +28,7 @@ def lost(fake):
         for _ in range(3):
             scene.arrive()
         fake.overrun(scene.queue)
-        soon(lambda: scene.queue._failure, "the queue knows")
+        wait_until(lambda: scene.queue._failure, "the queue knows")
         yield scene
         scene.close()
 
@@ -175,7 +175,7 @@ def test_nothing_can_be_posted_as_soon_as_a_poll_tells_of_the_overrun(idle, fake
 
     monkeypatch.setattr(type(queue_pair), "_on_queue_failed", tell_late)
     fake.overrun(idle.queue)
-    soon(lambda: len(answers) == 2, "all are told")
+    wait_until(lambda: len(answers) == 2, "all are told")
 
 
 def test_a_queue_that_was_overrun_takes_no_new_queue_pair(lost):
@@ -194,7 +194,7 @@ def test_a_queue_pair_that_is_made_during_the_overrun_is_unusable_too(fake, monk
 
         def overrun_first(queue_pair) -> None:
             fake.overrun(scene.queue)
-            soon(lambda: scene.queue._failure, "the queue knows")
+            wait_until(lambda: scene.queue._failure, "the queue knows")
             opened(queue_pair)
 
         monkeypatch.setattr(type(scene.queue_pair), "_opened", overrun_first)

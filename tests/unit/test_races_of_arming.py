@@ -9,7 +9,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, soon, walk
+from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, wait_until, walk
 
 import ndpy
 from ndpy import Notify
@@ -144,7 +144,7 @@ def handled(points, chosen, scene, adapter, action):
     pending = scene.queue.arm()
     points.watch(adapter._events._thread, chosen, action)
     scene.arrive()
-    soon(lambda: points.reached or points.sleeps, "the adapter's thread has handled it")
+    wait_until(lambda: points.reached or points.sleeps, "the adapter's thread has handled it")
     return pending
 
 
@@ -188,11 +188,11 @@ def test_cancelling_at_any_point_of_the_event_ends_it_once(fake, adapter, points
         pending.add_done_callback(ended.append)
         points.watch(adapter._events._thread, chosen, lambda: points.elsewhere(pending.cancel))
         scene.arrive()
-        soon(lambda: points.reached or points.sleeps, "the adapter's thread has handled it")
+        wait_until(lambda: points.reached or points.sleeps, "the adapter's thread has handled it")
         points.stop()
         assert end_of(pending) is None or isinstance(end_of(pending), ndpy.CanceledError)
         # Who waits is told before the callbacks are called.
-        soon(lambda: ended, "the callback")
+        wait_until(lambda: ended, "the callback")
         assert len(ended) == 1
         again = scene.queue.arm()
         scene.arrive()
@@ -210,7 +210,7 @@ def test_a_wait_at_any_point_of_the_event_gets_the_completion(fake, adapter, poi
         taken = []
         waiting = lambda: taken.append(points.elsewhere(lambda: scene.queue.wait(WAIT_S)))  # noqa: E731
         assert end_of(handled(points, chosen, scene, adapter, waiting)) is None
-        soon(lambda: taken or not points.reached, "the wait has begun")
+        wait_until(lambda: taken or not points.reached, "the wait has begun")
         results = [other.result() for other in taken]
         points.stop()
         scene.check(*results)

@@ -11,7 +11,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, soon, walk
+from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, wait_until, walk
 
 import ndpy
 
@@ -304,7 +304,7 @@ def test_one_removed_adapter_costs_the_other_queues_neither_completions_nor_turn
             scene.arrive()
         poller.add(gone)
         fake.remove(lost)
-        soon(lambda gone=gone: gone._defunct, "the queue knows")
+        wait_until(lambda gone=gone: gone._defunct, "the queue knows")
         taken = {scene.queue: [] for scene in scenes}
         told = turns = 0
         while not told or not all(taken.values()):

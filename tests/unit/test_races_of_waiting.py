@@ -12,7 +12,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, soon, walk
+from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, wait_until, walk
 
 import ndpy
 from ndpy.platforms.verbs import completion_queue, poller
@@ -225,7 +225,7 @@ def test_a_wait_arms_once_and_sleeps_once(fake, adapter, points):
 def test_a_thread_that_took_the_event_wakes_the_others_that_wait(fake, adapter, points):
     scene = Queue(fake, adapter)
     waiters = [Elsewhere(lambda: scene.queue.wait(WAIT_S, 1)).start() for _ in range(3)]
-    soon(lambda: len(scene.queue._waiters) == 3, "all wait")
+    wait_until(lambda: len(scene.queue._waiters) == 3, "all wait")
     for _ in waiters:
         scene.arrive()
     scene.check(*(waiter.result() for waiter in waiters))

@@ -14,7 +14,7 @@ if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
 from ndpy._verbs import lib
-from racing import DEADLINE_S, soon
+from racing import DEADLINE_S, wait_until
 
 import ndpy
 from ndpy import Access, Notify, RetryPolicy, Status
@@ -119,7 +119,7 @@ def test_nobody_looks_for_failures_when_none_waits_for_them(fake, queue, queue_p
     queue_pair.receive([])
     armed = queue.arm(Notify.SOLICITED)
     armed.cancel()
-    soon(lambda: not queue._adapter._events._regular, "the thread sleeps without a limit again")
+    wait_until(lambda: not queue._adapter._events._regular, "the thread sleeps without a limit again")
 
 
 @pytest.mark.parametrize("kind", [Notify.ANY, Notify.SOLICITED])
@@ -143,7 +143,7 @@ def test_a_late_event_of_an_earlier_arming_does_not_notify(fake, queue, queue_pa
 def test_an_access_event_leaves_the_queue_pair_to_the_driver_which_has_yet_to_answer(fake, adapter, queue, queue_pair):
     queue_pair.receive([])
     fake.device_event(adapter, lib.IBV_EVENT_QP_ACCESS_ERR, queue_pair)
-    soon(lambda: queue_pair.connection_ended, "the connection has ended")
+    wait_until(lambda: queue_pair.connection_ended, "the connection has ended")
     time.sleep(QUIET_S)
     assert queue.poll() == [], "ibv_modify_qp() would have flushed the receive"
     assert "access" in queue_pair.failure

@@ -11,7 +11,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, Elsewhere, soon
+from racing import DEADLINE_S, Elsewhere, wait_until
 
 import ndpy
 from ndpy import Endpoint
@@ -69,11 +69,11 @@ def test_the_peer_is_told_once(fake, connector, queue_pair, told, closed, discon
 
 def test_closing_a_queue_pair_sends_nothing_through_a_port_that_is_down(fake, adapter, connector, queue_pair, told):
     fake.device_event(adapter, lib.IBV_EVENT_PORT_ERR)
-    soon(lambda: adapter.port_state == "down", "the port is down")
+    wait_until(lambda: adapter.port_state == "down", "the port is down")
     queue_pair.close()
     assert not told
     fake.device_event(adapter, lib.IBV_EVENT_PORT_ACTIVE)
-    soon(lambda: told, "the peer is told")
+    wait_until(lambda: told, "the peer is told")
 
 
 def test_the_port_that_counts_is_that_of_the_connection(fake, adapter, connector, queue_pair, told):
@@ -91,7 +91,7 @@ def test_the_port_that_counts_is_that_of_the_connection(fake, adapter, connector
     assert not told
     adapter._port_states[2] = "active"
     fake.device_event(adapter, lib.IBV_EVENT_PORT_ACTIVE)
-    soon(lambda: told, "the peer is told")
+    wait_until(lambda: told, "the peer is told")
 
 
 def test_a_disconnect_that_failed_can_be_repeated(connector, monkeypatch):
@@ -170,7 +170,7 @@ def test_an_attempt_that_succeeds_while_it_is_given_up_is_given_up_or_has_succee
         connector._state_lock = Watched(lock, cancel)
         pending = connector.begin_connect(queue_pair, SERVER)
         fake.connection_event(connector, lib.RDMA_CM_EVENT_CONNECT_RESPONSE)
-        soon(lambda: len(answers) == 2, "it was cancelled")
+        wait_until(lambda: len(answers) == 2, "it was cancelled")
         connector._state_lock = lock
         assert answers == [True, False]
         pending.result(DEADLINE_S)

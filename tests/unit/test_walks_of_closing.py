@@ -14,7 +14,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, soon, walk
+from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, wait_until, walk
 
 import ndpy
 
@@ -78,7 +78,7 @@ def test_a_poller_and_a_wait_at_any_point_of_a_close_hear_of_it(fake, adapter, p
         poller.add(stays.queue)
         waiter = Elsewhere(lambda: scene.queue.wait(WAIT_S)).start()
         polling = Elsewhere(lambda: poller.wait(WAIT_S)).start()
-        soon(lambda: scene.queue._waiters, "the thread waits")
+        wait_until(lambda: scene.queue._waiters, "the thread waits")
         assert closing(points, chosen, scene.queue, stays.arrive) is None
         points.stop()
         with pytest.raises(ndpy.ClosedError):
@@ -104,7 +104,7 @@ def test_the_removal_of_the_device_at_any_point_of_a_close_does_not_stop_it(fake
 
         def remove() -> None:
             fake.remove(adapter)
-            points.elsewhere(lambda: soon(lambda: adapter._defunct, "the adapter knows"))
+            points.elsewhere(lambda: wait_until(lambda: adapter._defunct, "the adapter knows"))
 
         assert closing(points, chosen, scene.queue, remove) is None
         points.stop()
@@ -177,7 +177,7 @@ def test_the_removal_of_the_device_at_any_point_of_the_close_of_a_queue_pair_doe
 
         def remove() -> None:
             fake.remove(adapter)
-            points.elsewhere(lambda: soon(lambda: adapter._defunct, "the adapter knows"))
+            points.elsewhere(lambda: wait_until(lambda: adapter._defunct, "the adapter knows"))
 
         assert closing(points, chosen, scene.queue_pair, remove) is None
         points.stop()
@@ -239,11 +239,11 @@ def test_a_close_that_fails_does_not_forget_that_the_device_was_removed(fake, po
 
     def remove() -> None:
         fake.remove(adapter)
-        soon(lambda: adapter._defunct, "the adapter knows")
+        wait_until(lambda: adapter._defunct, "the adapter knows")
 
     if removed == "before":
         remove()
-        soon(lambda: resource._defunct, "it knows")
+        wait_until(lambda: resource._defunct, "it knows")
     fake.failures.destroy_cq = fake.failures.destroy_qp = errno.EIO
     chosen = 0
     result = closing(points, chosen, resource, remove if removed == "meanwhile" else lambda: None)

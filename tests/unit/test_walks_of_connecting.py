@@ -14,7 +14,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, Elsewhere, Queue, soon, walk
+from racing import DEADLINE_S, Elsewhere, Queue, wait_until, walk
 
 import ndpy
 from ndpy.platforms.verbs.native_calls import lib
@@ -63,7 +63,7 @@ class Scene:
             return
         if event == "removal":
             self.fake.remove(self.adapter)
-            self.points.elsewhere(lambda: soon(lambda: self.adapter._defunct, "the adapter knows"))
+            self.points.elsewhere(lambda: wait_until(lambda: self.adapter._defunct, "the adapter knows"))
         elif event == "port":
             self.fake.device_event(self.adapter, lib.IBV_EVENT_PORT_ERR)
         elif event == "failure":
@@ -150,7 +150,7 @@ def test_an_attempt_that_is_given_up_at_any_point_ends_once(fake, points, transp
         begun = []
 
         def cancel() -> None:
-            soon(lambda: begun, "it has begun")
+            wait_until(lambda: begun, "it has begun")
             begun[0].cancel()
 
         def give_up() -> None:
@@ -162,7 +162,7 @@ def test_an_attempt_that_is_given_up_at_any_point_ends_once(fake, points, transp
         def connect():
             begun.append(scene.count(scene.connector.begin_connect(scene.queue_pair, SERVER)))
             if role != "caller":
-                soon(lambda: points.reached or points.sleeps, "the adapter's thread rests")
+                wait_until(lambda: points.reached or points.sleeps, "the adapter's thread rests")
             if not points.reached:
                 cancel()
             return begun[0].result(WAIT_S)

@@ -14,7 +14,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, Elsewhere, soon, walk
+from racing import DEADLINE_S, Elsewhere, wait_until, walk
 
 import ndpy
 from ndpy.platforms.verbs.native_calls import lib
@@ -53,16 +53,16 @@ class Scene:
                 self.fake.connection_event(call, getattr(lib, f"RDMA_CM_EVENT_{what}"), -110)
         elif what == "removal":
             self.fake.remove(self.adapter)
-            self.points.elsewhere(lambda: soon(lambda: self.adapter._defunct, "the adapter knows"))
+            self.points.elsewhere(lambda: wait_until(lambda: self.adapter._defunct, "the adapter knows"))
         elif what == "cancel":
-            self.points.elsewhere(lambda: soon(lambda: self.begun, "it has begun") or self.begun[0].cancel())
+            self.points.elsewhere(lambda: wait_until(lambda: self.begun, "it has begun") or self.begun[0].cancel())
         else:
             self.points.elsewhere(self.queue_pair.close)
 
     def close(self) -> None:
         """Close all. A result that came in spite of all is the program's."""
         # The thread that ends a Pending wakes who waits for it before it calls what was added.
-        soon(lambda: self.ended == self.begun, "what was begun has ended")
+        wait_until(lambda: self.ended == self.begun, "what was begun has ended")
         for pending in self.begun:
             if pending.exception(0) is None:
                 pending.result(0).close()
@@ -106,7 +106,7 @@ def test_a_call_without_an_answer_is_ended(fake, points, kind, event):
     fake.connecting.silent = 1 << LAST[kind]
     scene = Scene(fake, points)
     pending = scene.begin(kind)
-    soon(lambda: fake.counts.identifiers > 1, "it has begun")
+    wait_until(lambda: fake.counts.identifiers > 1, "it has begun")
     scene.come(event)
     points.stop()
     wanted = ndpy.DeviceRemovedError if event == "removal" else ndpy.CanceledError
@@ -149,7 +149,7 @@ def test_a_request_at_any_point_of_the_close_of_its_listener_is_freed(fake, poin
         else:
             points.watch(scene.adapter._events._thread, chosen, lambda: points.elsewhere(listener.close) and None)
             fake.request(listener)
-            soon(lambda: listener.answered or points.reached, "the answer")
+            wait_until(lambda: listener.answered or points.reached, "the answer")
         points.stop()
         listener.close()
         scene.close()
@@ -163,7 +163,7 @@ def test_requests_of_another_device_are_not_answered(fake, points):
     listener = scene.adapter.listen_for_datagrams(scene.queue_pair, ("127.0.0.1", 0))
     fake.request(listener, elsewhere=True)
     fake.request(listener)
-    soon(lambda: listener.answered, "the answer")
+    wait_until(lambda: listener.answered, "the answer")
     assert listener.answered == 1
     listener.close()
     scene.close()
@@ -174,6 +174,6 @@ def test_a_membership_that_the_subnet_ends_tells_why(fake, points):
     group = scene.begin("join").result(WAIT_S)
     assert (group.failure, group.lid, group.gid[0]) == ("", 0, 0xFF)
     fake.connection_event(group, lib.RDMA_CM_EVENT_MULTICAST_ERROR, -110)
-    soon(lambda: group.failure, "the failure")
+    wait_until(lambda: group.failure, "the failure")
     assert "timed out" in group.failure.lower()
     scene.close()
