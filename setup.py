@@ -17,8 +17,8 @@ from setuptools.command.build import build
 from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError
 
-# A folder with what a cross-compiler made, and the platform that it is for: the wheel becomes that platform's, on whatever
-# system it is built. rig/wheels.sh sets them.
+# A folder with what a cross-compiler made, and the platform that it is for: the wheel becomes that platform's, on
+# whatever system it is built. rig/wheels.sh sets them.
 CROSS_BUILT = os.environ.get("NDPY_CROSS_BUILT")
 CROSS_PLATFORM = os.environ.get("NDPY_CROSS_PLATFORM", "")
 TARGET = sys.platform if not CROSS_BUILT else "win32" if CROSS_PLATFORM.startswith("win") else "linux"
@@ -135,7 +135,9 @@ class Build(build):
 
 
 class Abi3Wheel(bdist_wheel):
-    """Tags the wheel for every CPython from 3.10 on: the modules use the limited API only, unless Python is free-threaded."""
+    """Tags the wheel for every CPython from 3.10 on: the modules use the limited API only, unless Python is
+    free-threaded.
+    """
 
     def finalize_options(self) -> None:
         if CROSS_BUILT:

@@ -1,4 +1,5 @@
-"""Compares ndpy with C, pyverbs and PyPI's ibverbs: on rxe, in one VM whose clock counts instructions, and on softnd, under Wine.
+"""Compares ndpy with C, pyverbs and PyPI's ibverbs: on rxe, in one VM whose clock counts instructions, and on softnd,
+under Wine.
 
 python benchmarks/bench.py [--part rxe|softnd|here] [FILE]
     (`make bench` runs it; FILE is bench.json by default, and gets all figures)

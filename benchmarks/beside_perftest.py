@@ -5,9 +5,9 @@ python beside_perftest.py sleep|poll ADAPTER NDPY...: prints a table. NDPY is th
     ndpy vm run --vm --icount --adapter siw -- python benchmarks/beside_perftest.py sleep siw0 python -m ndpy
     ndpy vm run --vm --adapter siw -- python benchmarks/beside_perftest.py poll siw0 python -m ndpy
 
-The clock of the first VM counts instructions. It has one processor, so both sides have to sleep: two that poll would measure
-how the kernel shares the processor out. perftest cannot sleep for writes. The second VM has two processors and the machine's
-clock.
+The clock of the first VM counts instructions. It has one processor, so both sides have to sleep: two that poll would
+measure how the kernel shares the processor out. perftest cannot sleep for writes. The second VM has two processors and
+the machine's clock.
 
 perftest connects with rdma_cm, which iWARP needs, and sends nothing inline, as `ndpy perf` does by default.
 """

@@ -1,4 +1,5 @@
-"""What `make bench` says of asyncio: two processes that exchange messages with a Poller, with awaited queues, and with ndpy.aio.
+"""What `make bench` says of asyncio: two processes that exchange messages with a Poller, with awaited queues, and with
+ndpy.aio.
 
 python loops_asyncio.py ADAPTER: prints a line of JSON for each loop.
 """

@@ -1,7 +1,8 @@
-"""What `make bench` measures on this machine: a hit of the cache by its own clock, and the memory of an idle queue pair. On soft0.
+"""What `make bench` measures on this machine: a hit of the cache by its own clock, and the memory of an idle queue
+pair. On soft0.
 
-PYTHONMALLOC=malloc python loops_here.py: prints a line of JSON for each. The `us` of the queue pair are bytes: its own ones, without
-the provider's. Python's malloc() is the system's then, whose bytes can be counted.
+PYTHONMALLOC=malloc python loops_here.py: prints a line of JSON for each. The `us` of the queue pair are bytes: its own
+ones, without the provider's. Python's malloc() is the system's then, whose bytes can be counted.
 """
 
 import ctypes

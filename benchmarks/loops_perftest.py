@@ -1,7 +1,7 @@
 """What `make bench` measures between two processes: perftest's programs, and `ndpy perf`.
 
-python loops_perftest.py ADAPTER NDPY...: prints a line of JSON for each figure. NDPY is the command that runs ndpy. An operation
-is half a round trip, or one message.
+python loops_perftest.py ADAPTER NDPY...: prints a line of JSON for each figure. NDPY is the command that runs ndpy. An
+operation is half a round trip, or one message.
 """
 
 import json

@@ -1,6 +1,7 @@
 """The cost of posting a receive and polling its completion with softnd, in C and in Python, in one run.
 
-python networkdirect_calls.py NETWORKDIRECT_CALLS.EXE SOFTND.DLL: prints a line of JSON for each loop. bench.py runs it under Wine.
+python networkdirect_calls.py NETWORKDIRECT_CALLS.EXE SOFTND.DLL: prints a line of JSON for each loop. bench.py runs it
+under Wine.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """What the loops in Python share: sizes, memory, and how a loop is measured. loops.c does the same in C.
 
-A loop is the source of its body. It is compiled into a function whose local variables are the names that it uses, as in a
-program that cares about speed. So no call and no lookup is added to what it measures.
+A loop is the source of its body. It is compiled into a function whose local variables are the names that it uses, as in
+a program that cares about speed. So no call and no lookup is added to what it measures.
 """
 
 import ctypes
@@ -35,7 +35,8 @@ OPERATIONS = {
 }
 # These loops wait for one completion each turn.
 WAITING = {"write_afresh", "write_kept", "write_batch", "write_64_calls", "write_64_list", "write_of_1000"}
-# For these loops a round is RECEIVES // BATCH turns. Untimed steps come before and after. Then this many completions are left.
+# For these loops a round is RECEIVES // BATCH turns. Untimed steps come before and after. Then this many completions
+# are left.
 STEPS = {
     "receive_64_list": ((), ("deliver",), RECEIVES),
     "poll_64": (("post_receives", "deliver"), (), 0),
@@ -121,11 +122,11 @@ def measured(run, operations):
 def measure(who, about, loops, names, late=None):
     """Measure the loops, and print a line of JSON for each.
 
-    names: what the loops use. `check` raises if a write fails; a queue pair stays broken after a failure. `drain` takes all
-    completions of receives and returns their number. `empty` is a list to which a loop adds an element when a poll finds
-    nothing.
-    late: by loop, a function that returns more names. It is called before that loop, because what it makes would slow down the
-    loops before.
+    names: what the loops use. `check` raises if a write fails; a queue pair stays broken after a failure. `drain` takes
+    all completions of receives and returns their number. `empty` is a list to which a loop adds an element when a poll
+    finds nothing.
+    late: by loop, a function that returns more names. It is called before that loop, because what it makes would slow
+    down the loops before.
     """
     print(json.dumps({"who": who, **about}), flush=True)
     # Of the functions in Python itself that C implements, it does least: without arguments it returns 0 at once.

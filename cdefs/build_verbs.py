@@ -1,8 +1,8 @@
 """The cffi module ndpy._verbs: libibverbs and librdmacm, declared from their headers, opened at run time.
 
-Each function that verbs/ibverbs.h, verbs/newer.h, verbs/rdmacm.h and verbs/softverbs.h declare becomes a pointer for each library, and
-loader.c fills it. The function is required unless its declaration is marked optional. Its name becomes a macro that calls
-the function in the library of its first argument, so the module links to no library.
+Each function that verbs/ibverbs.h, verbs/newer.h, verbs/rdmacm.h and verbs/softverbs.h declare becomes a pointer for
+each library, and loader.c fills it. The function is required unless its declaration is marked optional. Its name
+becomes a macro that calls the function in the library of its first argument, so the module links to no library.
 """
 
 import re

@@ -74,7 +74,8 @@ async def measure(args):
     times_us = [time_us for one in talks for time_us in one]
     print(f"verified {args.count} echoes of {args.size} bytes on each of {args.connections} connections")
     print(
-        f"round trip in us: least {min(times_us):.1f}, median {statistics.median(times_us):.1f}, most {max(times_us):.1f}"
+        f"round trip in us: least {min(times_us):.1f}, median {statistics.median(times_us):.1f}, most "
+        f"{max(times_us):.1f}"
     )
 
 

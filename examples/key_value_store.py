@@ -5,8 +5,8 @@
     python key_value_store.py get 192.0.2.1 colour
     python key_value_store.py measure 192.0.2.1 --count 1000
 
-The server has a table of buckets, and exposes it to each client. A bucket has room for four entries. The hash of a key says in
-which bucket it is.
+The server has a table of buckets, and exposes it to each client. A bucket has room for four entries. The hash of a key
+says in which bucket it is.
 
     put    The client sends a message with the key and the value. The server writes the entry and answers.
     get    The client reads the bucket with one RDMA read. The server's program does nothing.

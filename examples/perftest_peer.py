@@ -3,12 +3,13 @@
     ib_write_bw                                 python perftest_peer.py write_bw 192.0.2.1
     python perftest_peer.py read_lat            ib_read_lat 192.0.2.1
 
-The tests are write_bw, read_bw, send_bw, atomic_bw, and the same with _lat, with one queue pair. Its type is RC, or what -c says: UC
-for send and write, UD for send. With -R the connection manager connects it: RC, and UD for send. Then the address is one of the
-adapter's. With --write_with_imm, which newer versions of perftest have, writes carry immediate data.
+The tests are write_bw, read_bw, send_bw, atomic_bw, and the same with _lat, with one queue pair. Its type is RC, or
+what -c says: UC for send and write, UD for send. With -R the connection manager connects it: RC, and UD for send. Then
+the address is one of the adapter's. With --write_with_imm, which newer versions of perftest have, writes carry
+immediate data.
 
-As with perftest alone, both sides need the same -n, -s, -c, -R and --write_with_imm. The figures of the side that measures are printed,
-as perftest defines them. The atomic operation is fetch-and-add.
+As with perftest alone, both sides need the same -n, -s, -c, -R and --write_with_imm. The figures of the side that
+measures are printed, as perftest defines them. The atomic operation is fetch-and-add.
 
 What UC and UD lose is not sent again. So keep -n below 512 there, the number of receives that a server has posted.
 
@@ -16,13 +17,15 @@ The two ends first speak over TCP (port 18515), the client before the server in 
 
     1. their versions, 16 bytes; then their page sizes and their cache line sizes, integers of 4 bytes in network order
     2. the codes of their MTUs, 2 bytes
-    3. addresses: LID, outstanding reads, QPN, PSN, rkey, virtual address and GID as hexadecimal text, 59 bytes without a GID and 108
-       with one. Addresses are sent again to wait for each other.
-    4. after a bandwidth test its result: bytes, number, peak and average in MiB/s, and millions of messages a second, 8 bytes each
+    3. addresses: LID, outstanding reads, QPN, PSN, rkey, virtual address and GID as hexadecimal text, 59 bytes without
+       a GID and 108 with one. Addresses are sent again to wait for each other.
+    4. after a bandwidth test its result: bytes, number, peak and average in MiB/s, and millions of messages a second, 8
+        bytes each
 
-With -R they speak by messages on a first connection of type RC, and an address is a structure of 56 bytes, or 64 from version 6.29 on.
-Between steps 2 and 3 the client connects the queue pair of the test to the same port. For UD it finds the server's queue pair there,
-and before a latency test it sends its own queue pair's number as a datagram with immediate data.
+With -R they speak by messages on a first connection of type RC, and an address is a structure of 56 bytes, or 64 from
+version 6.29 on. Between steps 2 and 3 the client connects the queue pair of the test to the same port. For UD it finds
+the server's queue pair there, and before a latency test it sends its own queue pair's number as a datagram with
+immediate data.
 
 This is the handshake of perftest 5.70 to 6.x.
 """
@@ -409,7 +412,8 @@ class Test:
 
     def send_bw(self):
         args = self.args
-        # On iWARP nobody sends a message again that finds no receive. So the receiver tells the sender how many it has taken.
+        # On iWARP nobody sends a message again that finds no receive. So the receiver tells the sender how many it has
+        # taken.
         has_credits = self._adapter.info.transport == "iWARP"
         if not self.talk.is_client:
             for _ in range(RECEIVES):
@@ -516,7 +520,9 @@ class Test:
         self.show_latencies(seconds, 0.5)
 
     def write_lat(self):
-        """Each end writes the number of the turn into the last byte, and looks at its own memory for the peer's. The server begins."""
+        """Each end writes the number of the turn into the last byte, and looks at its own memory for the peer's. The
+        server begins.
+        """
         if self.args.immediate:
             self.exchange_messages(begins=not self.talk.is_client)
             return

@@ -11,8 +11,8 @@ The conversation:
     subscriber  reads the array into an array of its own, verifies the checksum, and sends the number back
     publisher   changes the array when all subscribers have answered, and sends the next number
 
-Each subscriber's adapter reads the array from the publisher's memory. Nothing is copied on the way. Here each version is the
-one before, rotated by one element.
+Each subscriber's adapter reads the array from the publisher's memory. Nothing is copied on the way. Here each version
+is the one before, rotated by one element.
 """
 
 import argparse

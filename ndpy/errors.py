@@ -1,6 +1,7 @@
 """The exceptions of ndpy.
 
-All are subclasses of NdpyError. If Python has a built-in exception with the same meaning, they are subclasses of that too.
+All are subclasses of NdpyError. If Python has a built-in exception with the same meaning, they are subclasses of that
+too.
 
 A refused call raises a ProviderError, which is also an OSError. A failed request raises nothing: its Completion has the
 status, and Completion.raise_for_status() raises the exception for it.
@@ -62,8 +63,8 @@ class ProviderError(NdpyError, OSError):
     Parameters:
         message: the reason as a sentence, without the numbers.
         operation: the name of the refused call.
-        native: the provider's own error number: an errno on verbs, an NTSTATUS on NetworkDirect. 0 if ndpy refused the call
-            before it asked the provider.
+        native: the provider's own error number: an errno on verbs, an NTSTATUS on NetworkDirect. 0 if ndpy refused the
+            call before it asked the provider.
         native_name: the name of that number, such as "ENOMEM". "" if it has none. None looks it up as an errno.
     """
 
@@ -223,7 +224,8 @@ def _reason(number: int) -> str:
         return "the system has no buffers left for it; close what is not needed, or try again later"
     if number == _errno.EPERM:
         return (
-            f"{_os.strerror(number)}; look for a rule of the firewall, a seccomp profile or control group of the container, or a "
+            f"{_os.strerror(number)}; look for a rule of the firewall, a seccomp profile or control group of the "
+            f"container, or a "
             "capability that is missing"
         )
     return _os.strerror(number)
@@ -251,6 +253,6 @@ def _no_descriptor(number: int) -> str:
         # Windows has no such limit of a process.
         return _os.strerror(number)
     return (
-        f"this process has no file descriptor left: its limit RLIMIT_NOFILE is {soft}; close what is not needed, or raise the "
-        f"limit (ulimit -n, LimitNOFILE= of a service), which may go to {'unlimited' if hard < 0 else hard}"
+        f"this process has no file descriptor left: its limit RLIMIT_NOFILE is {soft}; close what is not needed, or "
+        f"raise the limit (ulimit -n, LimitNOFILE= of a service), which may go to {'unlimited' if hard < 0 else hard}"
     )

@@ -1,7 +1,9 @@
-"""A model of memory registration in NDK, the kernel interface of NetworkDirect, for people who port or test its consumers.
+"""A model of memory registration in NDK, the kernel interface of NetworkDirect, for people who port or test its
+consumers.
 
-The model runs in user mode, over any adapter, and calls no kernel interface. The adapter of ndpy registers the memory. This
-module keeps the contract that NdkRegisterMr has with its consumers (contract section J), with its names, statuses and flags.
+The model runs in user mode, over any adapter, and calls no kernel interface. The adapter of ndpy registers the memory.
+This module keeps the contract that NdkRegisterMr has with its consumers (contract section J), with its names, statuses
+and flags.
 
 The model does not show what only a kernel has:
 
@@ -52,7 +54,9 @@ class NtStatus(NamedInt):
 
 
 class NdkFlags(NamedFlags):
-    """NDK_MR_FLAG_…: the rights of a region. It can always be read locally. ALLOW_REMOTE_WRITE includes ALLOW_LOCAL_WRITE."""
+    """NDK_MR_FLAG_…: the rights of a region. It can always be read locally. ALLOW_REMOTE_WRITE includes
+    ALLOW_LOCAL_WRITE.
+    """
 
     ALLOW_LOCAL_READ = 0x0
     ALLOW_LOCAL_WRITE = 0x1
@@ -118,8 +122,8 @@ class Mdl(Uncopied):
     `writable` says whether the adapter may write there: whether the memory was locked for write access.
 
     Parameters:
-        memory: a buffer, which the MDL keeps alive, or (address, length) of memory that the caller keeps. The address may
-            be 0.
+        memory: a buffer, which the MDL keeps alive, or (address, length) of memory that the caller keeps. The address
+            may be 0.
         next: the MDL that follows. It cannot be changed while a registration of the chain is pending (contract J.17).
     """
 
@@ -276,11 +280,11 @@ class NdkMr(Uncopied):
     ) -> NtStatus:
         """Register the first `length` bytes that a chain of MDLs describes. They have to be virtually contiguous.
 
-        The region starts at the address of the first MDL. The chain behind `length` bytes is ignored. Buffers stay alive, and
-        in their place, until they are deregistered.
+        The region starts at the address of the first MDL. The chain behind `length` bytes is ignored. Buffers stay
+        alive, and in their place, until they are deregistered.
 
-        The callback is called only after PENDING: once, by another thread, perhaps before this call has returned. It must not
-        wait. What it raises goes to sys.unraisablehook. The chain must not be touched before that.
+        The callback is called only after PENDING: once, by another thread, perhaps before this call has returned. It
+        must not wait. What it raises goes to sys.unraisablehook. The chain must not be touched before that.
 
         Parameters:
             mdl: the first MDL of the chain.

@@ -36,12 +36,12 @@ Poller._implementation = staticmethod(lambda: implementation().Poller)
 def list_adapters(*, provider: str | os.PathLike[str] | None = None, version: int | None = None) -> list[AdapterInfo]:
     """List the adapters of this machine in the system's order. The list is empty if there is none.
 
-    An adapter that cannot be used is left out, unless all are unusable. `ndpy doctor` says why. soft0, the software adapter of
-    this package on Linux, is left out too, unless NDPY_ADAPTER names it. Then it is the only one.
+    An adapter that cannot be used is left out, unless all are unusable. `ndpy doctor` says why. soft0, the software
+    adapter of this package on Linux, is left out too, unless NDPY_ADAPTER names it. Then it is the only one.
 
     Parameters:
-        provider: the path of a NetworkDirect provider's DLL, to list its adapters only. Windows only. The default is the
-            DLLs that NDPY_PROVIDER names or, without it, all providers of the system.
+        provider: the path of a NetworkDirect provider's DLL, to list its adapters only. Windows only. The default is
+            the DLLs that NDPY_PROVIDER names or, without it, all providers of the system.
         version: 1 or 2, to list only adapters that are used through this version of NetworkDirect. Windows only. The
             default is NDPY_PROVIDER_VERSION or, without it, 2 where a provider or an address has both.
     Raises:
@@ -58,12 +58,12 @@ def open_adapter(
     """Open an adapter.
 
     Parameters:
-        which: a name such as "rxe0", a name and a port such as "mlx5_0:2", a network interface such as "eth0.10" that leads to
-            the adapter, or a local IP address that the adapter serves. The default is what the environment variable NDPY_ADAPTER
-            names or, without it, the first adapter with an active port. All but the name alone also choose the port: it is the
-            port of AdapterInfo.state, netdev and mtu, of Adapter.port_state, of local_endpoint() and of datagrams, and
-            AdapterInfo.addresses are its addresses. On Linux "soft0" is the software adapter of this package, which is always
-            there. It is never taken unless it is named.
+        which: a name such as "rxe0", a name and a port such as "mlx5_0:2", a network interface such as "eth0.10" that
+            leads to the adapter, or a local IP address that the adapter serves. The default is what the environment
+            variable NDPY_ADAPTER names or, without it, the first adapter with an active port. All but the name alone
+            also choose the port: it is the port of AdapterInfo.state, netdev and mtu, of Adapter.port_state, of
+            local_endpoint() and of datagrams, and AdapterInfo.addresses are its addresses. On Linux "soft0" is the
+            software adapter of this package, which is always there. It is never taken unless it is named.
         provider: see list_adapters().
         version: see list_adapters().
     Raises:
@@ -91,7 +91,9 @@ def find(which: str | None = None) -> AdapterInfo:
 
 
 def unlisted(infos: list[AdapterInfo]) -> list[str]:
-    """A sentence for each adapter that this machine has but that list_adapters(), which gave `infos`, lists only by name."""
+    """A sentence for each adapter that this machine has but that list_adapters(), which gave `infos`, lists only by
+    name.
+    """
     present = {info.name for info in infos}
     return [text for name, text in implementation().describe_unlisted().items() if name not in present]
 
@@ -123,7 +125,8 @@ def choose(adapters: list[AdapterInfo], which: str | None) -> AdapterInfo:
             if info.state == "active":
                 return info
         raise AdapterNotFoundError(
-            f"no adapter has an active port; there is {_present(adapters)}. Bring the link up (ip link set NETDEV up), or name "
+            f"no adapter has an active port; there is {_present(adapters)}. Bring the link up (ip link set NETDEV up), "
+            f"or name "
             "the adapter to open it as it is"
         )
     # A name comes before an interface, which can have the same one.

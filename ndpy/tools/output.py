@@ -1,4 +1,6 @@
-"""Where commands write: reports to files or standard output, tables to terminals of every width, text in every encoding."""
+"""Where commands write: reports to files or standard output, tables to terminals of every width, text in every
+encoding.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,8 @@ def console() -> Console:
 
 
 def print_table(table: Table, *, wraps: bool = False) -> None:
-    """Print a table of texts without cutting one. If the terminal is too narrow, each row is a block with a line for each cell.
+    """Print a table of texts without cutting one. If the terminal is too narrow, each row is a block with a line for
+    each cell.
 
     wraps: the last column has sentences, which may be broken between words.
     """

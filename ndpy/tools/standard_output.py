@@ -53,7 +53,8 @@ class _Output(io.FileIO):
 def checked_output(command: str) -> Iterator[None]:
     """For all that a command does: if standard output cannot be written, it ends with a sentence and status 1.
 
-    What is still in a buffer at the end counts too. A reader who has closed the pipe wants no more, and gets no sentence.
+    What is still in a buffer at the end counts too. A reader who has closed the pipe wants no more, and gets no
+    sentence.
     """
     former: Any = sys.stdout
     stream = _checked(former)
@@ -99,7 +100,9 @@ def _complain(text: str) -> None:
 
 
 def _discard(descriptor: int) -> None:
-    """Let what is still in a buffer go nowhere. The interpreter writes it at its end, and would complain with status 120."""
+    """Let what is still in a buffer go nowhere. The interpreter writes it at its end, and would complain with status
+    120.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

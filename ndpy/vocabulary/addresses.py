@@ -60,7 +60,8 @@ def numeric_host(resolved: tuple[Any, ...]) -> str:
 def unresolved(host: str, error: Exception) -> errors.AddressUnreachableError:
     """The exception for a host that getaddrinfo() does not know."""
     return errors.AddressUnreachableError(
-        f"{host!r} is neither a numeric address nor a name that can be resolved ({getattr(error, 'strerror', None) or error})",
+        f"{host!r} is neither a numeric address nor a name that can be resolved "
+        f"({getattr(error, 'strerror', None) or error})",
         operation="resolve",
     )
 
@@ -101,8 +102,8 @@ _MOST_LISTENED_AT = 8
 def listening_addresses(addresses: Sequence[str], address: Address) -> list[Address]:
     """All places where to listen for (host, port), so that peers of all addresses come.
 
-    The host "" or "*" stands for each of the adapter's addresses. An adapter that has loopback has all of the machine's, also
-    those that come later. The wildcard of IPv6 is one for IPv4 too.
+    The host "" or "*" stands for each of the adapter's addresses. An adapter that has loopback has all of the
+    machine's, also those that come later. The wildcard of IPv6 is one for IPv4 too.
     """
     host, port = check_address(address)
     if host in ("", "*") and len(addresses) == 1:
@@ -119,8 +120,8 @@ def listening_addresses(addresses: Sequence[str], address: Address) -> list[Addr
 def listening_address(addresses: Sequence[str], address: Address) -> Address:
     """Where to listen for (host, port).
 
-    The host "" or "*" is the wildcard. If the adapter has only one address of the family, that address replaces the wildcard,
-    which would take requests for other adapters, too.
+    The host "" or "*" is the wildcard. If the adapter has only one address of the family, that address replaces the
+    wildcard, which would take requests for other adapters, too.
     """
     try:
         host, port = address[0], address[1]

@@ -9,9 +9,9 @@ import dataclasses
 class DeviceClock:
     """One reading of an adapter's clock, and what converts its ticks. Adapter.clock() makes it.
 
-    Timestamps begin again at 0 after their last bit, so both methods take the shorter way round: two timestamps, or a timestamp
-    and the reading, must be less than half a round apart. A reading that is some time old is inexact, because the adapter's clock
-    and the system's do not run quite alike.
+    Timestamps begin again at 0 after their last bit, so both methods take the shorter way round: two timestamps, or a
+    timestamp and the reading, must be less than half a round apart. A reading that is some time old is inexact, because
+    the adapter's clock and the system's do not run quite alike.
 
     Parameters:
         ticks: what the clock showed.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import struct
 
-# struct ndpy_details from source_number on: number, LID, index of the P_Key, service level, path bits, has_header, kinds, header.
+# struct ndpy_details from source_number on: number, LID, index of the P_Key, service level, path bits, has_header,
+# kinds, header.
 _NATIVE = struct.Struct("=IHHBBBB40s")
 _BEFORE = 28
 _GRH = struct.Struct(">IHBB16s16s")
@@ -24,10 +25,10 @@ class DatagramSource:
         lid: its address on InfiniBand. 0 on Ethernet.
         service_level, path_bits: those of the packet, on InfiniBand.
         pkey_index: the entry of the port's table of P_Keys.
-        header: the 40 bytes before the data: the global route header (GRH) or, on RoCE v2 with IPv4, 20 bytes that mean nothing
-            and the IP header. None if the packet had none, within a subnet of InfiniBand.
-        gid, local_gid: the sender's GID and this side's, 16 bytes each. On RoCE v2 with IPv4, IPv4 addresses mapped to IPv6. None
-            without a header.
+        header: the 40 bytes before the data: the global route header (GRH) or, on RoCE v2 with IPv4, 20 bytes that mean
+            nothing and the IP header. None if the packet had none, within a subnet of InfiniBand.
+        gid, local_gid: the sender's GID and this side's, 16 bytes each. On RoCE v2 with IPv4, IPv4 addresses mapped to
+            IPv6. None without a header.
         gid_type: "RoCE v2", or "" if the header does not tell.
         traffic_class, flow_label, hop_limit: those of the header. 0 without one.
     Source: ibv_poll_cq(3); InfiniBand Architecture, volume 1, 8.3; annex A17.

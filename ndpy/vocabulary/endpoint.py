@@ -53,8 +53,8 @@ class Endpoint:
     def to_bytes(self) -> bytes:
         """The 30 bytes to send to the peer. They have everything but gid_index, gid_type and port.
 
-        In network order: qp_number and psn with 4 bytes each; lid, mtu and inbound_read_limit with 2 bytes each, where 0xFFFF
-        stands for None; gid.
+        In network order: qp_number and psn with 4 bytes each; lid, mtu and inbound_read_limit with 2 bytes each, where
+        0xFFFF stands for None; gid.
         """
         limit = _UNKNOWN_LIMIT if self.inbound_read_limit is None else self.inbound_read_limit
         return _WIRE.pack(self.qp_number, self.psn, self.lid, self.mtu, limit, self.gid)

@@ -39,21 +39,22 @@ class Capability(enum.Flag):
         ATOMICS: compare_and_swap() and fetch_and_add() work, and regions take Access.REMOTE_ATOMIC.
         GLOBAL_ATOMICS: these operations are atomic also with the host's processors and its other adapters.
         IMMEDIATE_DATA: send() and write() take `immediate`.
-        RELIABLE_CONNECTIONS: connections, and create_queue_pair() with QueuePairType.RC, work. Few adapters have datagrams only.
+        RELIABLE_CONNECTIONS: connections, and create_queue_pair() with QueuePairType.RC, work. Few adapters have
+            datagrams only.
         UNRELIABLE_CONNECTIONS: create_queue_pair() takes QueuePairType.UC.
         DATAGRAMS: create_datagram_queue_pair() works.
         XRC: Adapter.open_xrc_domain() and create_xrc_sender() work.
         COUNTERS: Adapter.counters() works.
         EVENTS: Adapter.events() works.
         PROTECTION_DOMAINS: create_protection_domain() works.
-        TYPE_1_WINDOWS: beside MEMORY_WINDOWS: the windows are of verbs' type 1. Every peer of the window's protection domain can
-            use its token, not only that of its queue pair. To bind a bound window binds it anew.
+        TYPE_1_WINDOWS: beside MEMORY_WINDOWS: the windows are of verbs' type 1. Every peer of the window's protection
+            domain can use its token, not only that of its queue pair. To bind a bound window binds it anew.
         ATOMIC_WRITE: QueuePair.atomic_write() works.
         FLUSH, FLUSH_PERSISTENT: QueuePair.flush_memory() works with FlushKind.GLOBAL, with FlushKind.PERSISTENT.
         DATA_IN_ORDER: QueuePair.data_in_order() works.
         DEVICE_MEMORY: Adapter.alloc_device_memory() works.
-        TIMESTAMPS, WALL_CLOCK_TIMESTAMPS, FLOW_TAGS: create_completion_queue() takes CompletionDetails.TIMESTAMP, WALL_CLOCK,
-            FLOW_TAG.
+        TIMESTAMPS, WALL_CLOCK_TIMESTAMPS, FLOW_TAGS: create_completion_queue() takes CompletionDetails.TIMESTAMP,
+            WALL_CLOCK, FLOW_TAG.
         SINGLE_THREADED_QUEUES: create_completion_queue() takes single_threaded.
         CLOCK: Adapter.clock() works.
         MODIFY: QueuePair.modify() and query() work, and so do local_endpoint() and connect_endpoint().
@@ -132,17 +133,19 @@ class Access(NamedFlags):
         LOCAL_WRITE: the adapter may write to the memory, for receives and reads of this side.
         REMOTE_READ: peers may read the memory.
         REMOTE_WRITE: peers may write to the memory. Contains LOCAL_WRITE.
-        READ_SINK: RDMA reads may fill the memory. An adapter with Capability.READ_SINK_REQUIRED may refuse reads into memory
-            without it. On the others it changes nothing, so portable programs set it (contract J.10 to J.12). On iWARP the
-            answer to a read is a write to the region. READ_SINK allows that for as long as the region is registered.
+        READ_SINK: RDMA reads may fill the memory. An adapter with Capability.READ_SINK_REQUIRED may refuse reads into
+            memory without it. On the others it changes nothing, so portable programs set it (contract J.10 to J.12). On
+            iWARP the answer to a read is a write to the region. READ_SINK allows that for as long as the region is
+            registered.
         REMOTE_ATOMIC: peers may use atomic operations. Only on verbs.
-        ON_DEMAND: the memory is not pinned, and the adapter faults pages in when it uses them. Only on verbs, and only with
-            Capability.ON_DEMAND_PAGING, else UnsupportedError. On rxe, ndpy pins the memory all the same, because rxe's
-            on-demand paging moves data to the wrong place in a page (seen on Linux 7.2). So there it must be mapped when it
-            is registered.
-        RELAXED_ORDERING: the adapter may write to the memory in another order than the messages came, which is quicker on some
-            machines. Then only a completion says that the data of a message are all there: do not poll the memory. An adapter
-            that has no such order ignores it. Only on verbs, and only with Capability.RELAXED_ORDERING, else UnsupportedError.
+        ON_DEMAND: the memory is not pinned, and the adapter faults pages in when it uses them. Only on verbs, and only
+            with Capability.ON_DEMAND_PAGING, else UnsupportedError. On rxe, ndpy pins the memory all the same, because
+            rxe's on-demand paging moves data to the wrong place in a page (seen on Linux 7.2). So there it must be
+            mapped when it is registered.
+        RELAXED_ORDERING: the adapter may write to the memory in another order than the messages came, which is quicker
+            on some machines. Then only a completion says that the data of a message are all there: do not poll the
+            memory. An adapter that has no such order ignores it. Only on verbs, and only with
+            Capability.RELAXED_ORDERING, else UnsupportedError.
         FLUSH_GLOBAL, FLUSH_PERSISTENT: peers may flush the memory, with this FlushKind. Only on verbs, and only with
             Capability.FLUSH or FLUSH_PERSISTENT, else UnsupportedError.
         DO_NOT_SECURE_VM: the provider does not protect the memory against being freed. Only on NetworkDirect.
@@ -168,8 +171,8 @@ class Flags(NamedFlags):
     Names:
         SILENT_SUCCESS: the request has no completion if it succeeds (an unsignaled work request).
         READ_FENCE: the request starts when all earlier reads of this queue pair have completed.
-        SOLICITED: the completion of the peer's receive satisfies Notify.SOLICITED. Only for send, and for write with immediate
-            data.
+        SOLICITED: the completion of the peer's receive satisfies Notify.SOLICITED. Only for send, and for write with
+            immediate data.
         INLINE: the bytes are copied during the call, so the memory need not be registered. Only for send and write.
     Source: ND_OP_FLAG_* (contract B.2); ibv_post_send(3).
     """
@@ -185,8 +188,9 @@ class Operation(NamedInt):
     """The kind of request that completed.
 
     Names:
-        RECEIVE_RDMA_WITH_IMMEDIATE: the peer wrote with immediate data, which uses up a receive. The data are in the memory
-            that the peer wrote to. The memory of the receive is unchanged. Only on verbs (IBV_WC_RECV_RDMA_WITH_IMM).
+        RECEIVE_RDMA_WITH_IMMEDIATE: the peer wrote with immediate data, which uses up a receive. The data are in the
+            memory that the peer wrote to. The memory of the receive is unchanged. Only on verbs
+            (IBV_WC_RECV_RDMA_WITH_IMM).
     """
 
     RECEIVE = 0
@@ -218,12 +222,14 @@ class Status(NamedInt):
 
 
 class CompletionDetails(enum.Flag):
-    """What the completions of a queue bring besides, if it is made for it. A completion of a failed request brings none of it.
+    """What the completions of a queue bring besides, if it is made for it. A completion of a failed request brings none
+    of it.
 
     Names:
-        TIMESTAMP: Completion.timestamp, in ticks of the adapter's clock. Adapter.clock() converts them. With Capability.TIMESTAMPS.
-        WALL_CLOCK: Completion.wall_clock_ns, in nanoseconds since 1970 by the adapter's clock, which somebody has to keep in step
-            with the time of day, such as ptp4l(8). With Capability.WALL_CLOCK_TIMESTAMPS.
+        TIMESTAMP: Completion.timestamp, in ticks of the adapter's clock. Adapter.clock() converts them. With
+            Capability.TIMESTAMPS.
+        WALL_CLOCK: Completion.wall_clock_ns, in nanoseconds since 1970 by the adapter's clock, which somebody has to
+            keep in step with the time of day, such as ptp4l(8). With Capability.WALL_CLOCK_TIMESTAMPS.
         FLOW_TAG: Completion.flow_tag. With Capability.FLOW_TAGS.
     Source: ibv_create_cq_ex(3).
     """

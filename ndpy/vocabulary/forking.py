@@ -1,8 +1,8 @@
 """What a forked child does before the program runs in it.
 
-The parent's open objects do not work in the child. Operations that are under way never end there, because the threads that
-would end them exist only in the parent. One of these threads may have held a lock, which nobody releases in the child. So every
-object that has locks renews them.
+The parent's open objects do not work in the child. Operations that are under way never end there, because the threads
+that would end them exist only in the parent. One of these threads may have held a lock, which nobody releases in the
+child. So every object that has locks renews them.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ class NetworkInterface:
 
     Parameters:
         name: its name, such as "eth0.10".
-        kind: "ethernet", "ipoib", "loopback", "vlan", "bond", "bridge" or another word of Linux for it. A macvlan is "ethernet", with
-            a parent. "unknown" on Windows.
+        kind: "ethernet", "ipoib", "loopback", "vlan", "bond", "bridge" or another word of Linux for it. A macvlan is
+            "ethernet", with a parent. "unknown" on Windows.
         parent: the interface that it lies on, the first one if there are several. None if it lies on none.
         vlan: the ID of the VLAN, 1 to 4094. None if it is no VLAN's, or the system does not say.
         addresses: its IP addresses. Those that only hosts of the same link reach come last.
@@ -40,7 +40,8 @@ class Gid:
         value: its 16 bytes.
         type: "RoCE v2", "RoCE v1", "InfiniBand" or "iWARP".
         address: the value as an IP address.
-        netdev: the network interface that it belongs to. None if there is none in this network namespace, as on InfiniBand.
+        netdev: the network interface that it belongs to. None if there is none in this network namespace, as on
+            InfiniBand.
         vlan: the ID of the VLAN whose tag packets from it get. None if that interface is no VLAN's.
     """
 
@@ -59,7 +60,8 @@ class PortInfo:
     Parameters:
         number: its number, from 1.
         state: "active", "down", "init", "armed" or "unknown".
-        link_layer: "Ethernet", "InfiniBand" or, of adapters with a network of their own, "unspecified". "unknown" on Windows.
+        link_layer: "Ethernet", "InfiniBand" or, of adapters with a network of their own, "unspecified". "unknown" on
+            Windows.
         mtu: the largest payload of a packet, in bytes.
         max_mtu: the largest MTU that can be configured.
         lid: its local identifier on InfiniBand.
@@ -93,7 +95,8 @@ class PathInfo:
     Parameters:
         mtu: the largest payload of a packet, in bytes.
         port: the number of the local port.
-        local_gid: this end's GID. None if the packets carry no GIDs, as within a subnet of InfiniBand, or if the GID has gone.
+        local_gid: this end's GID. None if the packets carry no GIDs, as within a subnet of InfiniBand, or if the GID
+            has gone.
         remote_gid: the peer's GID, 16 bytes. None if the packets carry no GIDs.
         remote_qp_number: the number of the peer's queue pair.
         remote_lid: the peer's address on InfiniBand. 0 on Ethernet.
@@ -125,8 +128,8 @@ class AdapterInfo:
         provider: "verbs" or "networkdirect".
         transport: "RoCE", "InfiniBand", "iWARP", "unspecified" for a vendor's own or, on Windows, "NetworkDirect".
         driver: the kernel driver, or the provider's DLL.
-        addresses: the IP addresses that connections can use: those of all its ports, or of the port that was asked for. Those
-            that only hosts of the same link reach come last.
+        addresses: the IP addresses that connections can use: those of all its ports, or of the port that was asked for.
+            Those that only hosts of the same link reach come last.
         numa_node: its NUMA node. None if the system does not say.
         netdev: the network interface that was asked for, or the first one of the port. None if there is none.
         mtu: the MTU of the port.
@@ -134,8 +137,8 @@ class AdapterInfo:
         capabilities: what this adapter can do and others cannot. Example:
             `ndpy.Capability.MEMORY_WINDOWS in info.capabilities`.
         ports: its ports.
-        port: the number of the port that it uses where an address does not decide, and whose transport, netdev, mtu and state
-            these are: the one that was asked for, or the first active one, or the first one.
+        port: the number of the port that it uses where an address does not decide, and whose transport, netdev, mtu and
+            state these are: the one that was asked for, or the first active one, or the first one.
         asked_for: the network interface or the address that open_adapter() was given. "" if it was a name, or nothing.
         max_device_memory_size: how much memory alloc_device_memory() can give at most, in all. 0 if there is none.
         max_…: the limits, with NetworkDirect's names.
@@ -202,10 +205,12 @@ def port_with(info: AdapterInfo, address: str) -> int:
 
 
 def as_named(info: AdapterInfo, which: str) -> AdapterInfo | None:
-    """The adapter as `which` names it: by name, by name and port ("mlx5_0:2"), by network interface or by an IP address.
+    """The adapter as `which` names it: by name, by name and port ("mlx5_0:2"), by network interface or by an IP
+    address.
 
-    Returns: `info` for the name alone. Otherwise `info` as it is seen from the port: its addresses are those of that port. The
-        address that was given comes first, or those of the interface that was given. None if `which` is not this adapter.
+    Returns: `info` for the name alone. Otherwise `info` as it is seen from the port: its addresses are those of that
+        port. The address that was given comes first, or those of the interface that was given. None if `which` is not
+        this adapter.
     """
     if which == info.name:
         return info

@@ -17,11 +17,11 @@ class QueuePairType(enum.Enum):
 
     Names:
         RC: reliable connection. All requests work, and each message arrives once and in order.
-        UC: unreliable connection, with Capability.UNRELIABLE_CONNECTIONS. Sends and writes only. A message that is lost is lost
-            as a whole, and its sender does not learn of it. A message that finds no receive is dropped.
+        UC: unreliable connection, with Capability.UNRELIABLE_CONNECTIONS. Sends and writes only. A message that is lost
+            is lost as a whole, and its sender does not learn of it. A message that finds no receive is dropped.
         UD: datagrams, with Capability.DATAGRAMS. Adapter.create_datagram_queue_pair() makes such a queue pair.
-        XRC_SEND, XRC_RECV: the two ends of an extended reliable connection, with Capability.XRC. Adapter.create_xrc_sender() and
-            XrcDomain.create_receiver() make them.
+        XRC_SEND, XRC_RECV: the two ends of an extended reliable connection, with Capability.XRC.
+            Adapter.create_xrc_sender() and XrcDomain.create_receiver() make them.
     Source: ibv_create_qp(3), enum ibv_qp_type.
     """
 
@@ -147,17 +147,18 @@ class QueuePairAttributes:
 
     Parameters:
         state: the state to change to, or the present one.
-        access: the rights of the peer on this queue pair: REMOTE_READ, REMOTE_WRITE and REMOTE_ATOMIC. The memory has to
-            grant them too.
+        access: the rights of the peer on this queue pair: REMOTE_READ, REMOTE_WRITE and REMOTE_ATOMIC. The memory has
+            to grant them too.
         pkey_index: 0 to 65535. Which entry of the port's table of P_Keys the packets carry.
         port: the number of the local port.
         qkey: what datagrams have to carry that this queue pair takes.
         path: where the packets go. On a port whose link layer is Ethernet it needs a GID.
         path_mtu: 256, 512, 1024, 2048 or 4096 bytes, the same on both sides.
         remote_number: the number of the peer's queue pair, 24 bits.
-        receive_psn, send_psn: the sequence numbers of the first packets, 24 bits. One side's receive_psn is the other's send_psn.
-        inbound_read_limit, outbound_read_limit: how many reads and atomic operations of the peer, and of this side, may run at
-            once. 0 to 255.
+        receive_psn, send_psn: the sequence numbers of the first packets, 24 bits. One side's receive_psn is the other's
+            send_psn.
+        inbound_read_limit, outbound_read_limit: how many reads and atomic operations of the peer, and of this side, may
+            run at once. 0 to 255.
         min_rnr_timer, ack_timeout, retry_count, rnr_retry_count: as in RetryPolicy.
         alternate_path, path_migration: a second path, and when it is used.
         rate_limit: the most that it may send, in kilobits per second (adapters with packet pacing).
@@ -278,8 +279,8 @@ def _without(names: frozenset[str]) -> dict[Change, tuple[frozenset[str], frozen
     return {change: (needed - names, taken - names) for change, (needed, taken) in _RC.items()}
 
 
-#: For each change of state: the attributes that it needs, and those that it also takes. Besides, each state changes to RESET and
-#: to ERROR, with no attributes. Source: InfiniBand Architecture, volume 1, 11.2.5.2; ibv_modify_qp(3).
+#: For each change of state: the attributes that it needs, and those that it also takes. Besides, each state changes to
+#: RESET and to ERROR, with no attributes. Source: InfiniBand Architecture, volume 1, 11.2.5.2; ibv_modify_qp(3).
 CHANGES: Mapping[QueuePairType, Mapping[Change, tuple[frozenset[str], frozenset[str]]]] = {
     QueuePairType.RC: _RC,
     QueuePairType.XRC_SEND: _without(_OF_RESPONDERS),
@@ -323,8 +324,8 @@ def check_change(kind: QueuePairType, present: QueuePairState, given: Mapping[st
     else:
         ways = sorted({end for begin, end in CHANGES[kind] if begin is present} | {_RESET, _ERROR})
         raise errors.QueuePairAttributesError(
-            f"modify: a queue pair of type {kind.name} cannot change from {present.name} to {state.name}; from {present.name} "
-            f"it changes to {', '.join(way.name for way in ways)}"
+            f"modify: a queue pair of type {kind.name} cannot change from {present.name} to {state.name}; from "
+            f"{present.name} it changes to {', '.join(way.name for way in ways)}"
         )
     change = f"a queue pair of type {kind.name} that changes from {present.name} to {state.name}"
     if needed - names:
@@ -333,7 +334,8 @@ def check_change(kind: QueuePairType, present: QueuePairState, given: Mapping[st
         )
     if names - needed - taken:
         raise errors.QueuePairAttributesError(
-            f"modify: {change} does not take {_listed(names - needed - taken)}; it takes {_listed(needed | taken) or 'nothing'}"
+            f"modify: {change} does not take {_listed(names - needed - taken)}; it takes "
+            f"{_listed(needed | taken) or 'nothing'}"
         )
 
 

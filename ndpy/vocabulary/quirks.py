@@ -3,11 +3,12 @@
 Three readers use it:
 
 - ndpy's own code asks `Quirk.X in adapter._quirks`. It never compares names of drivers.
-- The smoke test calls a failure KNOWN if the table lists it for this driver, kernel and check. Any other failure is a FAIL.
+- The smoke test calls a failure KNOWN if the table lists it for this driver, kernel and check. Any other failure is a
+  FAIL.
 - The tests skip, or expect to fail, what the table says.
 
-Most entries are facts about a transport, or faults of a driver that no release of ndpy can mend. Where ndpy spares its users
-the effect, `workaround` says how. Then a check passes on that driver too, and the entry excuses no failure.
+Most entries are facts about a transport, or faults of a driver that no release of ndpy can mend. Where ndpy spares its
+users the effect, `workaround` says how. Then a check passes on that driver too, and the entry excuses no failure.
 tests/verbs/programs has small C programs that show what the drivers do by themselves.
 """
 
@@ -97,8 +98,8 @@ class Quirk(enum.Enum):
     )
     RXE_INVALIDATE_OF_UNBOUND_WINDOW = _rxe(
         "rxe panics when a message invalidates a window that is not bound",
-        "Linux drivers/infiniband/sw/rxe/rxe_mw.c, rxe_do_invalidate_mw(): it drops a reference to a queue pair that the "
-        "window does not have; seen on 6.1, and 6.12.107 and 7.2.13 have the same code",
+        "Linux drivers/infiniband/sw/rxe/rxe_mw.c, rxe_do_invalidate_mw(): it drops a reference to a queue pair that "
+        "the window does not have; seen on 6.1, and 6.12.107 and 7.2.13 have the same code",
         crashes_machine=True,
     )
     RXE_WINDOW_OUTLIVES_QUEUE_PAIR = _rxe(
@@ -107,10 +108,10 @@ class Quirk(enum.Enum):
         workaround="ndpy frees the windows first",
     )
     RXE_NEXT_POLL_GOES_TOO_FAR = _rxe(
-        "rxe's part of libibverbs reads completions that do not exist, and gives its lock back twice, when an extended completion "
-        "queue is polled to its end",
-        "rdma-core providers/rxe/rxe.c, cq_next_poll(): until rdma-core 55 it counts the last entry twice, until 59 it unlocks; "
-        "seen with rdma-core 44",
+        "rxe's part of libibverbs reads completions that do not exist, and gives its lock back twice, when an extended "
+        "completion queue is polled to its end",
+        "rdma-core providers/rxe/rxe.c, cq_next_poll(): until rdma-core 55 it counts the last entry twice, until 59 it "
+        "unlocks; seen with rdma-core 44",
         workaround="ndpy takes each completion by an ibv_start_poll(3) of its own",
     )
     RXE_SILENT_REQUEST_FAILURES = _rxe(
@@ -120,7 +121,8 @@ class Quirk(enum.Enum):
     )
     RXE_SILENT_FLUSHED_RECEIVES = _rxe(
         "rxe does not notify for solicited completions when receives are flushed",
-        "Linux drivers/infiniband/sw/rxe/rxe_resp.c, flush_recv_wqe(): posted as not solicited; seen on 6.12.107 and 7.2.13",
+        "Linux drivers/infiniband/sw/rxe/rxe_resp.c, flush_recv_wqe(): posted as not solicited; seen on 6.12.107 and "
+        "7.2.13",
         first=(6, 12),
         checks=("notification/failure-tells",),
         symptom="not finished within",
@@ -128,17 +130,17 @@ class Quirk(enum.Enum):
         programs=("failure_notifies",),
     )
     RXE_FENCE_WAITS_FOR_ITSELF = _rxe(
-        "rxe never ends a request with READ_FENCE that it has to send again, because the receive came late or a packet was lost, if "
-        "the request is a read or an atomic operation, or if one of these is behind it",
-        "Linux drivers/infiniband/sw/rxe/rxe_req.c, rxe_wqe_is_fenced(): a request that was sent once counts among the reads that "
-        "the fence waits for; seen on 6.1.192 and 7.2.13",
+        "rxe never ends a request with READ_FENCE that it has to send again, because the receive came late or a packet "
+        "was lost, if the request is a read or an atomic operation, or if one of these is behind it",
+        "Linux drivers/infiniband/sw/rxe/rxe_req.c, rxe_wqe_is_fenced(): a request that was sent once counts among the "
+        "reads that the fence waits for; seen on 6.1.192 and 7.2.13",
         first=(6, 1),
         programs=("fenced_retry",),
     )
     RXE_FLUSHES_ITS_OWN_FAULT = _rxe(
         "rxe reports a request that fails by its own memory as flushed, as those behind it",
-        "Linux drivers/infiniband/sw/rxe/rxe_comp.c, flush_send_wqe(): the status that rxe_requester() has set is dropped; "
-        "seen on 6.12.107 and 7.2.13",
+        "Linux drivers/infiniband/sw/rxe/rxe_comp.c, flush_send_wqe(): the status that rxe_requester() has set is "
+        "dropped; seen on 6.12.107 and 7.2.13",
         first=(6, 12),
         checks=("read-write/own-unknown-token",),
         symptom="completed CANCELED",
@@ -146,7 +148,8 @@ class Quirk(enum.Enum):
         programs=("local_fault",),
     )
     RXE_ONE_STATUS_FOR_PORT_AND_MEMORY = _rxe(
-        "rxe reports IBV_WC_LOC_QP_OP_ERR for a request that it cannot send, whether its memory or the port is the reason",
+        "rxe reports IBV_WC_LOC_QP_OP_ERR for a request that it cannot send, whether its memory or the port is the "
+        "reason",
         "Linux drivers/infiniband/sw/rxe/rxe_req.c, rxe_requester()",
         workaround="ndpy looks at the state of the port",
     )
@@ -161,15 +164,16 @@ class Quirk(enum.Enum):
         workaround="ndpy leaves the queue pair to the driver",
     )
     RXE_ANSWERS_LATE = _rxe(
-        "rxe completes a receive, or fails it, before it answers the message, sends no answer from a queue pair that is in the "
-        "error state by then, and may handle an answer after the peer's disconnect",
-        "Linux drivers/infiniband/sw/rxe/rxe_resp.c, do_complete(): the completion is posted before the state is looked at; "
-        "seen on 7.2.13, where a work queue does it",
+        "rxe completes a receive, or fails it, before it answers the message, sends no answer from a queue pair that "
+        "is in the error state by then, and may handle an answer after the peer's disconnect",
+        "Linux drivers/infiniband/sw/rxe/rxe_resp.c, do_complete(): the completion is posted before the state is "
+        "looked at; seen on 7.2.13, where a work queue does it",
         workaround="ndpy tells the peer before it flushes, and waits up to 0.2 s for answers",
     )
     RXE_RETRIES_FOR_EVER = _rxe(
         "rxe tries again for ever if the retry count is 7, so that a request to a dead host never ends",
-        "Linux drivers/infiniband/sw/rxe/rxe_comp.c, rxe_completer(): a count of 7 is never lowered; seen on 6.1 and 7.2.13",
+        "Linux drivers/infiniband/sw/rxe/rxe_comp.c, rxe_completer(): a count of 7 is never lowered; seen on 6.1 and "
+        "7.2.13",
         workaround="ndpy sets 6 where 7 is asked for",
     )
     RXE_TELLS_NO_FAILURES = _rxe(
@@ -178,27 +182,28 @@ class Quirk(enum.Enum):
     )
     RXE_TELLS_NO_LAST_RECEIVE = _rxe(
         "rxe of some kernels does not tell when a failed queue pair takes no more receives of its shared receive queue",
-        "Linux drivers/infiniband/sw/rxe/rxe_resp.c, rxe_drain_req_pkts(): no IB_EVENT_QP_LAST_WQE_REACHED; seen on 6.1, "
-        "while 7.2.13 tells it",
+        "Linux drivers/infiniband/sw/rxe/rxe_resp.c, rxe_drain_req_pkts(): no IB_EVENT_QP_LAST_WQE_REACHED; seen on "
+        "6.1, while 7.2.13 tells it",
         last=(6, 1),
         workaround="ndpy waits for it only where it is told",
     )
     RXE_STAYS_DRAINED = _rxe(
-        "on rxe, a queue pair that changes from SQD back to RTS does not begin the requests that waited, until another one is "
-        "posted",
+        "on rxe, a queue pair that changes from SQD back to RTS does not begin the requests that waited, until another "
+        "one is posted",
         "Linux drivers/infiniband/sw/rxe/rxe_qp.c, rxe_qp_from_attr(): the change to RTS starts no task; seen on 6.1",
     )
     RXE_BINDS_AGAIN = _rxe(
-        "rxe binds a window once more when it repeats a request before the bind, because a packet was lost. The second bind fails. "
-        "Then 6.1 sends nothing more and ends nothing, without an error, and 7.2 cancels all requests of the connection",
-        "Linux drivers/infiniband/sw/rxe/rxe_req.c, req_retry(): it goes back past binds that are done, and rxe_requester() does them "
-        "again; seen on 6.1.192 and 7.2.13",
+        "rxe binds a window once more when it repeats a request before the bind, because a packet was lost. The second "
+        "bind fails. Then 6.1 sends nothing more and ends nothing, without an error, and 7.2 cancels all requests of "
+        "the connection",
+        "Linux drivers/infiniband/sw/rxe/rxe_req.c, req_retry(): it goes back past binds that are done, and "
+        "rxe_requester() does them again; seen on 6.1.192 and 7.2.13",
         first=(5, 14),
         workaround="ndpy.aio binds no windows on rxe, and registers what the peer may use",
     )
     RXE_SPINS_ON_LONG_PACKETS = _rxe(
-        "rxe sends a packet that the path does not carry any more again and again: when the MTU shrinks below that of a "
-        "connection, one processor is busy and no request ends until the queue pair is closed",
+        "rxe sends a packet that the path does not carry any more again and again: when the MTU shrinks below that of "
+        "a connection, one processor is busy and no request ends until the queue pair is closed",
         "Linux drivers/infiniband/sw/rxe/rxe_net.c, rxe_send(): each failure is reported as EAGAIN; seen on 6.1, "
         "while 7.2.13 flushes the request",
         last=(6, 1),
@@ -210,7 +215,8 @@ class Quirk(enum.Enum):
     )
     RXE_ON_DEMAND_OFFSET = _rxe(
         "rxe's on-demand paging moves data to and from the start of the page, whatever the address",
-        "Linux drivers/infiniband/sw/rxe/rxe_odp.c, __rxe_odp_mr_copy(): the offset in the page is not added; seen on 7.2.13",
+        "Linux drivers/infiniband/sw/rxe/rxe_odp.c, __rxe_odp_mr_copy(): the offset in the page is not added; seen on "
+        "7.2.13",
         first=(7, 2),
         checks=("register/on-demand",),
         symptom="memory on demand",
@@ -246,15 +252,15 @@ class Quirk(enum.Enum):
         symptom="was not refused",
     )
     SIW_LEAVES_FIRST_MESSAGE = _siw(
-        "siw's server may leave the client's first message in the socket until more comes: the message can arrive after the "
-        "answer to the client was sent, and before siw watches the socket",
-        "Linux drivers/infiniband/sw/siw/siw_cm.c, siw_accept(): siw_qp_socket_assoc() follows siw_send_mpareqrep(); seen on "
-        "6.1 between two hosts, once in 25 connections",
+        "siw's server may leave the client's first message in the socket until more comes: the message can arrive "
+        "after the answer to the client was sent, and before siw watches the socket",
+        "Linux drivers/infiniband/sw/siw/siw_cm.c, siw_accept(): siw_qp_socket_assoc() follows siw_send_mpareqrep(); "
+        "seen on 6.1 between two hosts, once in 25 connections",
     )
     SIW_CANCELS_BEFORE_REFUSALS = _siw(
         "siw cancels the receives of a client that is refused, which may be seen before the refusal",
-        "Linux drivers/infiniband/sw/siw/siw_cm.c, siw_cm_work_handler(): siw_qp_llp_close() in the thread that hands the refusal to "
-        "another one; seen on 6.1",
+        "Linux drivers/infiniband/sw/siw/siw_cm.c, siw_cm_work_handler(): siw_qp_llp_close() in the thread that hands "
+        "the refusal to another one; seen on 6.1",
         workaround="ndpy.aio waits for the refusal",
     )
     SIW_OVERTAKES_READS = _siw(
@@ -264,25 +270,27 @@ class Quirk(enum.Enum):
     )
     SIW_READS_INTO_THE_FIRST_ELEMENT = _siw(
         "siw fills the first element of a read and reports success, however many elements it has",
-        "Linux drivers/infiniband/sw/siw/siw_qp.c, siw_activate_tx_from_sq(): num_sge of a read is set to 1, as max_sge_rd says; seen "
-        "on 6.1",
+        "Linux drivers/infiniband/sw/siw/siw_qp.c, siw_activate_tx_from_sq(): num_sge of a read is set to 1, as "
+        "max_sge_rd says; seen on 6.1",
         workaround="ndpy refuses a read into more elements than info.max_read_sge",
     )
     SIW_STUMBLES_OVER_EMPTY_ELEMENTS = _siw(
         "siw panics when a request sends several elements and one of no bytes precedes another one",
-        "Linux drivers/infiniband/sw/siw/siw_qp_tx.c, siw_tx_hdt(): it looks at the memory of each element, and one of no bytes has "
-        "none; seen on 6.1",
+        "Linux drivers/infiniband/sw/siw/siw_qp_tx.c, siw_tx_hdt(): it looks at the memory of each element, and one of "
+        "no bytes has none; seen on 6.1",
         workaround="ndpy leaves these elements out",
     )
     SIW_ANSWERS_EMPTY_READS_WITH_DATA = _siw(
-        "siw answers a read of no bytes that waits behind another read with as many bytes as the other, and the connection ends",
-        "Linux drivers/infiniband/sw/siw/siw_qp.c, siw_activate_tx(): it leaves the length of the last response; seen on 6.1",
+        "siw answers a read of no bytes that waits behind another read with as many bytes as the other, and the "
+        "connection ends",
+        "Linux drivers/infiniband/sw/siw/siw_qp.c, siw_activate_tx(): it leaves the length of the last response; seen "
+        "on 6.1",
     )
     SIW_GARBLES_SHORT_DATA_ACROSS_PAGES = _siw(
-        "siw sends wrong bytes if the data has at most 24 to 32 bytes, crosses a page, and is not sent within the call that posts "
-        "it: so is the answer to every such read",
-        "Linux drivers/infiniband/sw/siw/siw_qp_tx.c, siw_try_1seg(): it takes the length of the second part for that of the first; "
-        "seen on 6.1",
+        "siw sends wrong bytes if the data has at most 24 to 32 bytes, crosses a page, and is not sent within the call "
+        "that posts it: so is the answer to every such read",
+        "Linux drivers/infiniband/sw/siw/siw_qp_tx.c, siw_try_1seg(): it takes the length of the second part for that "
+        "of the first; seen on 6.1",
     )
     SIW_KEEPS_ADDRESSES = _siw(
         "siw registers memory at its own address, whatever address was asked for",
@@ -290,10 +298,10 @@ class Quirk(enum.Enum):
         workaround="ndpy does not claim Capability.CHOSEN_ADDRESS",
     )
     SIW_REFUSES_A_PAGE = _siw(
-        "siw's library cannot create the queue whose pages begin at offset 0x90000 of those that a context shares with the driver, "
-        "nor any later one: about 36 queue pairs at once",
-        "Linux include/uapi/rdma/siw-abi.h, SIW_INVAL_UOBJ_KEY, and rdma_user_mmap_entry_insert(), which gives out that offset too; "
-        "rdma-core providers/siw/siw.c; seen on 6.1",
+        "siw's library cannot create the queue whose pages begin at offset 0x90000 of those that a context shares with "
+        "the driver, nor any later one: about 36 queue pairs at once",
+        "Linux include/uapi/rdma/siw-abi.h, SIW_INVAL_UOBJ_KEY, and rdma_user_mmap_entry_insert(), which gives out "
+        "that offset too; rdma-core providers/siw/siw.c; seen on 6.1",
         first=(5, 5),
         workaround="ndpy has a completion queue of its own around that offset",
     )
@@ -303,9 +311,10 @@ class Quirk(enum.Enum):
         workaround="ndpy waits for it only where it is told",
     )
     SIW_CONNECT_BLOCKS = _siw(
-        "siw opens the TCP connection inside rdma_connect(): with a silent host the call takes until TCP gives up, up to 127 s, "
-        "and ibv_destroy_qp() waits for it",
-        "Linux drivers/infiniband/sw/siw/siw_cm.c, siw_connect(): kernel_bindconnect() is called in blocking mode; seen on 6.1",
+        "siw opens the TCP connection inside rdma_connect(): with a silent host the call takes until TCP gives up, up "
+        "to 127 s, and ibv_destroy_qp() waits for it",
+        "Linux drivers/infiniband/sw/siw/siw_cm.c, siw_connect(): kernel_bindconnect() is called in blocking mode; "
+        "seen on 6.1",
         workaround="ndpy makes the call in a thread of its own, and ends it when the attempt is given up",
     )
 
@@ -315,7 +324,8 @@ class Quirk(enum.Enum):
     # bytes. The exception is a peer that serves no reads.
 
     IWARP_READ_SINK_NEEDS_REMOTE_WRITE = _iwarp(
-        "on iWARP the answer to a read is written to the sink by its remote token, so the sink needs the right REMOTE_WRITE",
+        "on iWARP the answer to a read is written to the sink by its remote token, so the sink needs the right "
+        "REMOTE_WRITE",
         "RFC 5040: a Read Response is a tagged message to the sink",
         workaround="Access.READ_SINK adds the right",
     )
@@ -333,7 +343,8 @@ class Quirk(enum.Enum):
         "RFC 5044: a queue pair takes over a TCP connection after the start-up frames",
     )
     IWARP_UP_AT_THE_REPLY = _iwarp(
-        "on iWARP a connection is up when the server's reply arrives: nothing is left to complete or to refuse after that",
+        "on iWARP a connection is up when the server's reply arrives: nothing is left to complete or to refuse after "
+        "that",
         "RFC 5044: the start-up is one frame from each end",
         workaround="ndpy ends a connection whose offer is turned down",
     )
@@ -350,10 +361,11 @@ class Quirk(enum.Enum):
         "Linux drivers/infiniband/core/cma.c, cma_iw_handler()",
     )
     IWARP_DESTROY_WAITS = _iwarp(
-        "on iWARP the kernel holds rdma_destroy_id() of an attempt until the peer has answered, or for ten seconds, and "
-        "ibv_destroy_qp() of its queue pair as long",
-        "Linux drivers/infiniband/core/iwcm.c, destroy_cm_id(): it waits for connect_wait, which siw_cm.c wakes after MPAREP_TIMEOUT; "
-        "siw_verbs.c, siw_destroy_qp(): it waits for qp_free, and iw_cm_connect() has a reference; seen on 6.1",
+        "on iWARP the kernel holds rdma_destroy_id() of an attempt until the peer has answered, or for ten seconds, "
+        "and ibv_destroy_qp() of its queue pair as long",
+        "Linux drivers/infiniband/core/iwcm.c, destroy_cm_id(): it waits for connect_wait, which siw_cm.c wakes after "
+        "MPAREP_TIMEOUT; siw_verbs.c, siw_destroy_qp(): it waits for qp_free, and iw_cm_connect() has a reference; "
+        "seen on 6.1",
         workaround="ndpy calls rdma_destroy_id() in a thread of its own, and ndpy.aio goes on to the next address meanwhile. Closing "
         "the queue pair waits",
     )
@@ -386,8 +398,8 @@ class Quirk(enum.Enum):
         workaround="ndpy cancels the requests",
     )
     IWARP_ONE_STATUS_FOR_LOSS_AND_MEMORY = _iwarp(
-        "siw reports IBV_WC_LOC_QP_OP_ERR for a request that it cannot send, whether its memory or the loss of the connection "
-        "is the reason",
+        "siw reports IBV_WC_LOC_QP_OP_ERR for a request that it cannot send, whether its memory or the loss of the "
+        "connection is the reason",
         "Linux drivers/infiniband/sw/siw/siw_qp_tx.c; ndpy takes it to be so on all of iWARP",
         workaround="ndpy looks at the request's memory",
     )
@@ -424,5 +436,7 @@ def quirks_of(info: AdapterInfo, release: str | None = None) -> frozenset[Quirk]
 
 
 def known(driver: str, release: str) -> list[Facts]:
-    """Return the quirks of a driver that this kernel is known to have. The list is empty if the table does not name the driver."""
+    """Return the quirks of a driver that this kernel is known to have. The list is empty if the table does not name the
+    driver.
+    """
     return [quirk.value for quirk in Quirk if quirk.value.driver == driver and quirk.value.is_in(release)]

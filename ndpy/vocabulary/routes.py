@@ -39,14 +39,18 @@ _NO_WAY = {
 
 
 class Route(NamedTuple):
-    """source: the address of this side, as the adapter's description writes it. destination: a socket address with its scope."""
+    """source: the address of this side, as the adapter's description writes it. destination: a socket address with its
+    scope.
+    """
 
     source: str
     destination: tuple[Any, ...]
 
 
 class _Own(NamedTuple):
-    """An address of this machine. host: how it is written. scope: the interface of an IPv6 address that needs one, else 0."""
+    """An address of this machine. host: how it is written. scope: the interface of an IPv6 address that needs one, else
+    0.
+    """
 
     host: str
     address: ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -67,10 +71,10 @@ def find_route(
 ) -> Route:
     """Choose the address of this side for a connection or for datagrams.
 
-    It is the one that the system's routes choose, as they do for TCP. If that is not the adapter's, it is the destination if
-    that is the adapter's; an address of the adapter from which routes lead to the destination by the address's own interface;
-    or one whose subnet contains the destination. To another address of this machine one of its subnet leads, or else any of them,
-    and to a group any of them.
+    It is the one that the system's routes choose, as they do for TCP. If that is not the adapter's, it is the
+    destination if that is the adapter's; an address of the adapter from which routes lead to the destination by the
+    address's own interface; or one whose subnet contains the destination. To another address of this machine one of its
+    subnet leads, or else any of them, and to a group any of them.
 
     A link-local destination without an interface is taken to be on the only one where the adapter has such an address.
 
@@ -159,15 +163,16 @@ def _only_scope(name: str, own: Sequence[_Own], host: str, operation: str) -> in
     if len(scopes) != 1:
         which = f"{name} has such addresses on several: {', '.join(entry.host for entry in near)}"
         raise errors.AddressUnreachableError(
-            f"{host} is the address of a host on one link only; name this machine's interface to it, as in {host}%eth0; "
-            f"{which if near else f'{name} has no such address'}",
+            f"{host} is the address of a host on one link only; name this machine's interface to it, as in "
+            f"{host}%eth0; {which if near else f'{name} has no such address'}",
             operation=operation,
         )
     return scopes.pop()
 
 
 def _ask(family: int, destination: tuple[Any, ...], source: _Own | None = None) -> tuple[_Own | None, int]:
-    """The address that the system sends from, as (address, 0). (None, errno) if there is no way, from `source` if given.
+    """The address that the system sends from, as (address, 0). (None, errno) if there is no way, from `source` if
+    given.
 
     A socket for datagrams sends nothing when it connects.
     """
@@ -228,7 +233,9 @@ def _out_interface(
     source: ipaddress.IPv4Address | ipaddress.IPv6Address,
     destination: ipaddress.IPv4Address | ipaddress.IPv6Address,
 ) -> str:
-    """The interface by which the routes lead from an address of this machine to a destination. "" if the kernel does not say."""
+    """The interface by which the routes lead from an address of this machine to a destination. "" if the kernel does
+    not say.
+    """
     attributes = b"".join(
         _ATTRIBUTE.pack(_ATTRIBUTE.size + len(address.packed), kind) + address.packed
         for kind, address in ((_DESTINATION, destination), (_SOURCE, source))
@@ -268,9 +275,9 @@ def _explain(info: AdapterInfo, host: str, chosen: _Own | None, number: int, int
         return f"this machine has no route to {host} ({why}); `{command}` shows what its routes say"
     interface = next((name for name, entries in interfaces.items() if _has(entries, chosen)), "")
     return (
-        f"this machine's route to {host} leaves from {chosen.host}{f' of {interface}' if interface else ''}, which is no address "
-        f"of {info.name}; `{command}` shows the route. Open the adapter with that address, or bind the connector to one of "
-        f"{info.name}'s: {', '.join(info.addresses)}"
+        f"this machine's route to {host} leaves from {chosen.host}{f' of {interface}' if interface else ''}, which is "
+        f"no address of {info.name}; `{command}` shows the route. Open the adapter with that address, or bind the "
+        f"connector to one of {info.name}'s: {', '.join(info.addresses)}"
     )
 
 

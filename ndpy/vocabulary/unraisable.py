@@ -40,5 +40,7 @@ def report(error: BaseException, where: str) -> None:
 
 
 def must_propagate(error: BaseException) -> bool:
-    """Whether the exception is Ctrl-C or sys.exit() in the main thread. In a thread of ndpy it would only end that thread."""
+    """Whether the exception is Ctrl-C or sys.exit() in the main thread. In a thread of ndpy it would only end that
+    thread.
+    """
     return not isinstance(error, Exception) and threading.current_thread() is threading.main_thread()

@@ -11,8 +11,8 @@ T = TypeVar("T")
 class SharedWeakSet(Generic[T]):
     """A weak set to which one thread may add while another one looks through it.
 
-    Iterating over a weakref.WeakSet raises RuntimeError if it grows meanwhile. This set needs no lock, which another thread
-    might hold while the process forks.
+    Iterating over a weakref.WeakSet raises RuntimeError if it grows meanwhile. This set needs no lock, which another
+    thread might hold while the process forks.
     """
 
     # By id(). None while it is empty, because most sets stay empty.

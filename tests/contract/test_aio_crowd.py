@@ -1,4 +1,6 @@
-"""Many connections at once to one server: all are served, none waits much longer than the others, and each costs little."""
+"""Many connections at once to one server: all are served, none waits much longer than the others, and each costs
+little.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ LIMIT_S = 900.0
 OPTIONS = {"slots": 2, "slot_size": 512, "offers": 1, "timeout_s": LIMIT_S, "close_timeout_s": LIMIT_S}
 # How much longer than the median one connection may wait for its answers.
 UNFAIR = 10
-# What both ends of an idle connection may take of Python's and ndpy's memory: two connections, queue pairs, connectors and
-# regions, and the task of the handler.
+# What both ends of an idle connection may take of Python's and ndpy's memory: two connections, queue pairs, connectors
+# and regions, and the task of the handler.
 MOST_BYTES = 32 << 10 if HAS_GIL else 40 << 10
 MEASURED = 20
 

@@ -60,7 +60,8 @@ def interrupts():
 
 
 class Clients:
-    """Clients in threads of their own, each with a connection and a loop. They do nothing after their first exchange until end().
+    """Clients in threads of their own, each with a connection and a loop. They do nothing after their first exchange
+    until end().
 
     blocked: their loops stand still meanwhile.
     """

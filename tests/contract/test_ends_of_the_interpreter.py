@@ -85,7 +85,9 @@ def test_a_program_ends_cleanly_while_its_peer_writes(keep: Keeper, adapter):
 def write_until_it_fails(
     queue_pair: ndpy.QueuePair, source: ndpy.MemoryRegion, target: ndpy.RemoteMemory, program: Process
 ) -> None:
-    """Under Wine, which may keep the socket of a process that ended in the middle of a receive, the program's end will do."""
+    """Under Wine, which may keep the socket of a process that ended in the middle of a receive, the program's end will
+    do.
+    """
     outstanding = failed = 0
     completions: list[ndpy.Completion] = []
 

@@ -310,7 +310,8 @@ def test_a_request_goes_to_the_next_task_if_the_first_is_cancelled_as_it_is_serv
                     stopped.set()
                     assert go_on.wait(DEADLINE_S)
 
-                # The loop stands still, so the task cannot run before it is cancelled: the request is in its hands then.
+                # The loop stands still, so the task cannot run before it is cancelled: the request is in its hands
+                # then.
                 loop.call_soon_threadsafe(stop)
                 assert stopped.wait(DEADLINE_S)
                 given = serve(connector)

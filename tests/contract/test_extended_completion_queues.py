@@ -1,4 +1,6 @@
-"""Completion queues that are created and polled by verbs' extended calls: single-threaded ones, and those with timestamps."""
+"""Completion queues that are created and polled by verbs' extended calls: single-threaded ones, and those with
+timestamps.
+"""
 
 from __future__ import annotations
 

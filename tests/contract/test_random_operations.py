@@ -1,8 +1,8 @@
 """Random requests of all kinds, beside a model of what they do.
 
-Each step chooses two ends, a few requests from one to the other, how they are posted and how their completions are taken. After the
-step the memory of both ends and all completions have to be those of the model. NDPY_STRESS=1 raises the number of requests to
-100,000, and NDPY_TEST_REQUESTS sets it. NDPY_TEST_SEED sets another seed.
+Each step chooses two ends, a few requests from one to the other, how they are posted and how their completions are
+taken. After the step the memory of both ends and all completions have to be those of the model. NDPY_STRESS=1 raises
+the number of requests to 100,000, and NDPY_TEST_REQUESTS sets it. NDPY_TEST_SEED sets another seed.
 """
 
 from __future__ import annotations

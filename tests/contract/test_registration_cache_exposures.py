@@ -110,7 +110,8 @@ def test_k_2_1_a_program_that_never_polls_keeps_nothing_of_ended_exposures(pair,
         time.sleep(0.2)
         return expose()
 
-    # An emulated adapter may take longer for a bind than an exposure waits. When it has caught up, the next exposure notices.
+    # An emulated adapter may take longer for a bind than an exposure waits. When it has caught up, the next exposure
+    # notices.
     wait_until(expose_later, "the records of ended exposures go")
 
 

@@ -34,7 +34,9 @@ def test_invalidating_what_a_merge_adds_while_it_registers_ends_the_registration
 
 
 def test_a_merged_region_stays_as_long_as_any_of_its_parts_would(adapter, keep, cache):
-    """The first part is anybody's. The second is for one connection, and goes with it unless it was merged with the first."""
+    """The first part is anybody's. The second is for one connection, and goes with it unless it was merged with the
+    first.
+    """
     end = create_end(keep, adapter)
     view = memoryview(ndpy.alloc(LENGTH))
     use(cache, view[: 2 * QUARTER])

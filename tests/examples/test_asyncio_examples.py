@@ -138,7 +138,8 @@ def processor_time_of(process: Process) -> tuple[float, int]:
 def test_the_server_is_idle_while_clients_get(adapter, server_of, start, host):
     """The client asks the server for its processor time before and after; this test looks from outside too.
 
-    soft0 and softnd work in threads of the server's process. There the claim is about the thread of the server's program.
+    soft0 and softnd work in threads of the server's process. There the claim is about the thread of the server's
+    program.
     """
     count = rounds(3000, 300)
     with server_of("key_value_store", "server") as server:

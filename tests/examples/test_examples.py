@@ -71,7 +71,9 @@ def port_of(server: Process) -> str:
 
 
 def test_every_example_is_tested_here():
-    """Those with asyncio also in test_asyncio_examples.py. perftest_peer has perftest at the other end: interop/test_perftest.py."""
+    """Those with asyncio also in test_asyncio_examples.py. perftest_peer has perftest at the other end:
+    interop/test_perftest.py.
+    """
     assert {path.stem for path in EXAMPLES.glob("*.py")} - {"hello", "perftest_peer"} == set(SERVERS) == set(CLIENTS)
 
 

@@ -24,7 +24,8 @@ COMMAND = Path(ndpy.__file__).with_name("__main__.py")
 # Emulated machines are slow.
 LIMIT_S = 120
 QUICK = ["--iterations", 20, "--warm-up", 5]
-# How many of a test's kinds the usual run takes, where some cost much: none in the VM, which takes ten seconds for each.
+# How many of a test's kinds the usual run takes, where some cost much: none in the VM, which takes ten seconds for
+# each.
 FEW = 1 if sys.platform == "win32" else 0
 # The first ones cover most of the code.
 ORDER = ["send_bw", "write_lat", "read_bw", "write_bw", "read_lat", "send_lat"]

@@ -1,4 +1,6 @@
-"""Connections of ndpy.aio between two hosts whose network loses frames. tests/soak/busy_connections.py accounts for every byte."""
+"""Connections of ndpy.aio between two hosts whose network loses frames. tests/soak/busy_connections.py accounts for
+every byte.
+"""
 
 from __future__ import annotations
 

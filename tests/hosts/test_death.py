@@ -1,6 +1,8 @@
-"""The other host dies: its power is cut once, in the middle of everything. Each test looks at one thing that was going on.
+"""The other host dies: its power is cut once, in the middle of everything. Each test looks at one thing that was going
+on.
 
-Nothing hangs, every request ends in the time that its connection was made with, errors name the peer, and everything closes.
+Nothing hangs, every request ends in the time that its connection was made with, errors name the peer, and everything
+closes.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ pytestmark = pytest.mark.timeout(300)
 _RETRY = RetryPolicy(ack_timeout=16, retry_count=4)
 # For a connection that is being made when the host dies.
 _CONNECT_S = 6.0
-# TCP, below iWARP, gives up after so many tries: 3.2 s at least. Linux' own number is 15, which takes a quarter of an hour.
+# TCP, below iWARP, gives up after so many tries: 3.2 s at least. Linux' own number is 15, which takes a quarter of an
+# hour.
 _TCP_TRIES = 4
 _TCP_LIMIT_S = 30.0
 # What an emulated machine may take to run a thread.
@@ -79,7 +82,8 @@ class Scene:
         work = self.works[name]
         work.thread.join(max(self.died + limit_s - time.monotonic(), 0) + _SLACK_S)
         if work.thread.is_alive() and self.retry is None and name in self.clients:
-            # The dead host's TCP had acknowledged the request, so this one's has nothing to send again. The next request notices.
+            # The dead host's TCP had acknowledged the request, so this one's has nothing to send again. The next
+            # request notices.
             end, remote = self.clients[name].end, self.clients[name].remote
             end.queue_pair.read(end.outbox[0:1], remote[0:1], context=4)
             limit_s = time.monotonic() - self.died + _TCP_LIMIT_S

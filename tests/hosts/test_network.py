@@ -129,7 +129,8 @@ def test_a_link_that_stays_away_ends_the_connection_within_the_retry_time(adapte
                 lasted = time.monotonic() - start
                 if gives_up_s is not None:
                     (error,) = ended
-                    # InfiniBand allows four times the timeout. The program has to take the completion, in an emulated machine.
+                    # InfiniBand allows four times the timeout. The program has to take the completion, in an emulated
+                    # machine.
                     assert lasted < 4 * gives_up_s + 2, (lasted, gives_up_s)
                     assert isinstance(error, ndpy.NdpyError), error
                     assert peer_address in str(error)

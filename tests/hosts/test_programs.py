@@ -201,7 +201,9 @@ def file_there(peer_host) -> Iterator[str]:
 
 @pytest.fixture
 def serving(there, adapter_name, local_address, peer_address):
-    """serving(command) is `ndpy COMMAND --serve` on the other host, with HOST:PORT. It must end cleanly when interrupted."""
+    """serving(command) is `ndpy COMMAND --serve` on the other host, with HOST:PORT. It must end cleanly when
+    interrupted.
+    """
 
     @contextlib.contextmanager
     def serve(command: str) -> Iterator[str]:

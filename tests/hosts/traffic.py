@@ -1,8 +1,8 @@
 """Traffic between two hosts in which every byte is checked. The server runs on the other host (see kit/remote.py).
 
-A client writes random bytes to a random place of the server's board, reads a random place back, or sends a message that the
-server answers with the same bytes inverted. Both ends know the seed of the connection, so the server checks what it gets
-too. All the sums are made from what is in memory, not from what was sent.
+A client writes random bytes to a random place of the server's board, reads a random place back, or sends a message that
+the server answers with the same bytes inverted. Both ends know the seed of the connection, so the server checks what it
+gets too. All the sums are made from what is in memory, not from what was sent.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class Server:
 class Client:
     """A connection to a Server.
 
-    probe_s: after so many seconds without a completion it writes no bytes, again and again. Who waits for an answer to a message
-    that was acknowledged has no request outstanding, and would not notice that the peer is gone.
+    probe_s: after so many seconds without a completion it writes no bytes, again and again. Who waits for an answer to
+    a message that was acknowledged has no request outstanding, and would not notice that the peer is gone.
     """
 
     def __init__(

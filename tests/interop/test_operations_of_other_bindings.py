@@ -1,5 +1,5 @@
-"""Atomic operations, and numbers beside messages and writes, with programs on pyverbs and on PyPI's ibverbs (rdma4py) at the other
-end. Both sides do each.
+"""Atomic operations, and numbers beside messages and writes, with programs on pyverbs and on PyPI's ibverbs (rdma4py)
+at the other end. Both sides do each.
 """
 
 from __future__ import annotations

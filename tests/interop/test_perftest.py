@@ -42,7 +42,9 @@ CAPABILITIES = {"UC": Capability.UNRELIABLE_CONNECTIONS, "UD": Capability.DATAGR
 
 
 def has_figures(result: Result) -> bool:
-    """Whether perftest could measure the clock of the processor. On a busy machine it may fail, and then it has no figures."""
+    """Whether perftest could measure the clock of the processor. On a busy machine it may fail, and then it has no
+    figures.
+    """
     return "Correlation coefficient" not in result.err
 
 

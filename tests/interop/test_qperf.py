@@ -1,14 +1,16 @@
-"""qperf's tests of reliable connections against an end that speaks its protocol, in both roles: messages, writes with immediate data,
-reads, and atomic operations, which qperf verifies.
+"""qperf's tests of reliable connections against an end that speaks its protocol, in both roles: messages, writes with
+immediate data, reads, and atomic operations, which qperf verifies.
 
-The two ends first speak over TCP, in little-endian order. The client sends a request of 200 bytes, which has the number of the test.
-The server sends the port at which it listens for the connection of the connection manager. After connecting, each end sends where its
-memory is, and the words SYNC before the test. After the test the server sends its counts, and the client the words SYNC_AFTER.
+The two ends first speak over TCP, in little-endian order. The client sends a request of 200 bytes, which has the number
+of the test. The server sends the port at which it listens for the connection of the connection manager. After
+connecting, each end sends where its memory is, and the words SYNC before the test. After the test the server sends its
+counts, and the client the words SYNC_AFTER.
 
-qperf's memory is zero at first, and an end that answers sends what it got. So this end checks all bytes that it gets, and reads the
-other end's memory for those that it sent.
+qperf's memory is zero at first, and an end that answers sends what it got. So this end checks all bytes that it gets,
+and reads the other end's memory for those that it sent.
 
-qperf's tests of UC and UD are missing here: qperf makes their address handles without a GID, so they work on InfiniBand only.
+qperf's tests of UC and UD are missing here: qperf makes their address handles without a GID, so they work on InfiniBand
+only.
 """
 
 from __future__ import annotations
@@ -55,14 +57,14 @@ NUMBERS = {
     "ver_rc_fetch_add": 32,
 }
 VERSION = (0, 4, 11)
-# Version and test; access_recv, affinity, alt_port, flip, msg_size, mtu_size, no_msgs, poll_mode, port, rd_atomic, sl, sock_buf_size,
-# src_path_bits, time, timeout, use_cm; names
+# Version and test; access_recv, affinity, alt_port, flip, msg_size, mtu_size, no_msgs, poll_mode, port, rd_atomic, sl,
+# sock_buf_size, src_path_bits, time, timeout, use_cm; names
 REQUEST = struct.Struct("<4H16I64s64s")
 PORT = struct.Struct("<I")
 # Address; LID, QPN, PSN, number of a shared receive queue, token, second LID, outstanding reads
 NODE = struct.Struct("<Q7I4x")
-# Processors, ticks a second, completions at once; nine clocks at the start and at the end; bytes, messages and errors sent, received,
-# and sent and received by the other end as this end knows
+# Processors, ticks a second, completions at once; nine clocks at the start and at the end; bytes, messages and errors
+# sent, received, and sent and received by the other end as this end knows
 COUNTS = struct.Struct("<3I9Q9Q3Q3Q3Q3Q4x")
 TICKS_A_SECOND = 100
 SYNC, SYNC_AFTER = b"synchronization before test", b"synchronization after test"
@@ -96,7 +98,8 @@ class Ours:
         access = Access.REMOTE_READ | Access.REMOTE_WRITE
         if Capability.ATOMICS in adapter.info.capabilities:
             access |= Access.REMOTE_ATOMIC
-        # What the peer reaches; what this end sends from; what reads and atomic operations of this end fill; slots of receives.
+        # What the peer reaches; what this end sends from; what reads and atomic operations of this end fill; slots of
+        # receives.
         self.memory = memory(keep, adapter, bytes([UNTOUCHED]) * SIZE, access)
         self.outbox = memory(keep, adapter, SIZE)
         self.result = memory(keep, adapter, SIZE, Access.READ_SINK | Access.LOCAL_WRITE)
@@ -369,7 +372,8 @@ ASKED = {
     "ver_rc_compare_swap": Client.swapped,
     "ver_rc_fetch_add": Client.added,
 }
-# These servers do nothing until their second is over. The others go on until they are told to stop, or have counted all messages.
+# These servers do nothing until their second is over. The others go on until they are told to stop, or have counted all
+# messages.
 SILENT = (*READING, *ATOMIC)
 COUNTING = ("rc_bw", "rc_rdma_write_bw")
 STOP = b"."

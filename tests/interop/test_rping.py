@@ -76,8 +76,8 @@ def test_persistent_rping_server_serves_several_of_our_clients(adapter, pytestco
         wait_for_rdma_listener(server, port)
         options = ["-c", "-v", "-a", address, "-p", port, "--adapter", adapter.info.name, "-C"]
         with start_example("rping", *options, 200) as first:
-            # rping keeps the identifier of one request at a time: a second one that comes before its thread has copied it
-            # takes its place, and the first client is never answered.
+            # rping keeps the identifier of one request at a time: a second one that comes before its thread has copied
+            # it takes its place, and the first client is never answered.
             first.wait_for("ping data: rdma-ping-0")
             with start_example("rping", *options, 20) as second:
                 assert "20 rounds of 64 bytes verified" in second.succeed().out

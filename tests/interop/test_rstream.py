@@ -1,10 +1,11 @@
-"""rstream and riostream of rdmacm-utils against a stream that speaks the protocol of rsockets: data and credits are writes with
-immediate data.
+"""rstream and riostream of rdmacm-utils against a stream that speaks the protocol of rsockets: data and credits are
+writes with immediate data.
 
-The private data of the connection name a buffer for data and a table. Its first two entries are where each side tells the other its
-next buffer. In the entries after them each side tells what memory it has mapped; the other writes to it without a word (riostream).
-The immediate data of a write say what it was: 0 for data, with their length; 4 for credits, with the number of the last message that
-may be sent; 6 for mapped memory, with its number in the table; 7 for the end. On iWARP a message of these 4 bytes follows the write.
+The private data of the connection name a buffer for data and a table. Its first two entries are where each side tells
+the other its next buffer. In the entries after them each side tells what memory it has mapped; the other writes to it
+without a word (riostream). The immediate data of a write say what it was: 0 for data, with their length; 4 for credits,
+with the number of the last message that may be sent; 6 for mapped memory, with its number in the table; 7 for the end.
+On iWARP a message of these 4 bytes follows the write.
 """
 
 from __future__ import annotations
@@ -240,10 +241,11 @@ def ends_with(buffer, byte):
 
 
 def exchange_in_mapped_memory(stream, keep, adapter, begins):
-    """What riostream does: it maps memory, sends 16 bytes there and back, then writes all transfers of a turn there and back.
+    """What riostream does: it maps memory, sends 16 bytes there and back, then writes all transfers of a turn there and
+    back.
 
-    The last byte of the last transfer is the number of the turn, and its other bytes count. Those of the transfers before are still
-    what they were.
+    The last byte of the last transfer is the number of the turn, and its other bytes count. Those of the transfers
+    before are still what they were.
     """
     ours, theirs = numbers(), numbers()
     inbox = memory(keep, adapter, SIZE, Access.REMOTE_WRITE)

@@ -1,8 +1,8 @@
 """ibverbs-utils' ibv_srq_pingpong against ndpy's shared receive queue, in both roles.
 
-It exchanges lines as ibv_rc_pingpong does, but always 256 of them. Those beyond its queue pairs are zeros. All its queue pairs
-share one buffer, for sends and receives. A queue pair sends its next message when its last one has ended and an answer has
-come, until `COUNT` messages of all queue pairs together have ended.
+It exchanges lines as ibv_rc_pingpong does, but always 256 of them. Those beyond its queue pairs are zeros. All its
+queue pairs share one buffer, for sends and receives. A queue pair sends its next message when its last one has ended
+and an answer has come, until `COUNT` messages of all queue pairs together have ended.
 """
 
 from __future__ import annotations

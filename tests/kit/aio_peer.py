@@ -1,4 +1,5 @@
-"""A peer of ndpy.aio that is made of plain queue pairs. It speaks the protocol as it likes: docs/aio_protocol.md has the rules.
+"""A peer of ndpy.aio that is made of plain queue pairs. It speaks the protocol as it likes: docs/aio_protocol.md has
+the rules.
 
     python tests/kit/aio_peer.py ADAPTER HOST PORT STEP
 

@@ -1,4 +1,6 @@
-"""python ending.py ADAPTER HOST END: a program that ends while much is open. It says which memory the interpreter frees."""
+"""python ending.py ADAPTER HOST END: a program that ends while much is open. It says which memory the interpreter
+frees.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ import time
 import cffi
 
 of_caller = []
-# What is registered first is called last, so after ndpy's own. Without the GIL, Python 3.13 keeps functions and their globals for ever.
+# What is registered first is called last, so after ndpy's own. Without the GIL, Python 3.13 keeps functions and their
+# globals for ever.
 atexit.register(of_caller.clear)
 
 import ndpy  # noqa: E402

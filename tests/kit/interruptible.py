@@ -22,8 +22,8 @@ def interrupt() -> None:
 def wait_for_line() -> None:
     """Return when the input has something, or has ended.
 
-    On Windows a read that waits holds the pipe. Whoever asks for the kind of the standard input then waits too, as the run-time library
-    of a DLL does when the DLL is loaded.
+    On Windows a read that waits holds the pipe. Whoever asks for the kind of the standard input then waits too, as the
+    run-time library of a DLL does when the DLL is loaded.
     """
     if sys.platform == "win32":
         import ctypes

@@ -1,7 +1,8 @@
-"""The event loops with which the tests of asyncio run: those of Python on this system, and uvloop or winloop if it is installed.
+"""The event loops with which the tests of asyncio run: those of Python on this system, and uvloop or winloop if it is
+installed.
 
-Each kind runs in the usual tests of waiting. Other tests of asyncio run with Python's own default loop there. With the other kinds they
-run on soft0, where they take seconds, and with NDPY_STRESS=1 everywhere.
+Each kind runs in the usual tests of waiting. Other tests of asyncio run with Python's own default loop there. With the
+other kinds they run on soft0, where they take seconds, and with NDPY_STRESS=1 everywhere.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads the description of a machine, README.md says in which form, and puts it in place of this one.
 
-The files are written below a folder, the devices are given to the library of devices.c, and the interfaces, addresses and routes are
-made in a network namespace. So what ndpy asks of files, of the drivers' library and of the kernel is that machine's.
+The files are written below a folder, the devices are given to the library of devices.c, and the interfaces, addresses
+and routes are made in a network namespace. So what ndpy asks of files, of the drivers' library and of the kernel is
+that machine's.
 """
 
 from __future__ import annotations
@@ -185,7 +186,9 @@ class Machine:
     # ---- what the drivers' library answers ----
 
     def listed(self) -> Iterator[tuple[str, Item]]:
-        """The devices that libibverbs lists: those with a driver and a device file. Older ones list those without a file too."""
+        """The devices that libibverbs lists: those with a driver and a device file. Older ones list those without a
+        file too.
+        """
         for index, (name, device) in enumerate(self.devices.items()):
             if device.get("library") == "none":
                 continue
@@ -259,7 +262,9 @@ class Machine:
 
 
 def addresses_of(interface: Item) -> Iterator[str]:
-    """The addresses of an interface with their prefixes. "ADDRESS/PREFIX and NUMBER more" has the NUMBER next ones as well."""
+    """The addresses of an interface with their prefixes. "ADDRESS/PREFIX and NUMBER more" has the NUMBER next ones as
+    well.
+    """
     for item in interface.all("address"):
         first = ipaddress.ip_interface(item.words[1])
         count = int(item.words[3]) if len(item.words) > 2 else 0

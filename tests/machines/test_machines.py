@@ -1,4 +1,6 @@
-"""What ndpy finds on the machines of this folder, and which of their adapters and addresses it takes. README.md has the rules."""
+"""What ndpy finds on the machines of this folder, and which of their adapters and addresses it takes. README.md has the
+rules.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ def test_what_is_found_with_windows_on(found_on_windows, name):
     assert found_on_windows[name]["found"].splitlines() == expected(name)
 
 
-# An IP address, a MAC address or a GUID, perhaps with a scope, an address on InfiniBand, and the path of a control group.
+# An IP address, a MAC address or a GUID, perhaps with a scope, an address on InfiniBand, and the path of a control
+# group.
 _ADDRESS = re.compile(
     r"(?<![\w.])(?:\d+(?:\.\d+){3}|[0-9a-f]*:[0-9a-f:]*:[0-9a-f:.]*)(?:%[\w.]+)?|LID [1-9]\d*|/sys/fs/cgroup/[\w/.-]+/"
 )

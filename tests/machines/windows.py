@@ -1,7 +1,7 @@
 """Examines the Windows machines of this folder with ndpy, on Linux, and prints what it finds as examine.py does.
 
-A description has the Winsock catalogue, the DLLs of providers and the network interfaces. The rules of ndpy decide; calls of the
-DLLs are answered from the description.
+A description has the Winsock catalogue, the DLLs of providers and the network interfaces. The rules of ndpy decide;
+calls of the DLLs are answered from the description.
 
 python windows.py --write [NAME…] writes NAME.expected.
 """

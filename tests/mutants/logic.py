@@ -2,8 +2,8 @@
 
     logic.py [NAME ...] [--count N] [--seed N] [--jobs N] [--list]
 
-The faults are made in a copy of the checkout, in .rig/mutants/tree-N, where C is compiled too. The tests are the copy's, and run on
-soft0. README.md in the same folder explains it.
+The faults are made in a copy of the checkout, in .rig/mutants/tree-N, where C is compiled too. The tests are the
+copy's, and run on soft0. README.md in the same folder explains it.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     nothing.py [METHOD ...] [--jobs N] [--list]
 
-METHOD is CLASS.METHOD, such as Batch.clear. A test names a method if its name has the method's words and the test itself, or a
-function of its file, calls that method of that class. For a method that no test names, one of those that call it has to fail.
-nothing.txt has what passes for a reason. README.md in the same folder explains it.
+METHOD is CLASS.METHOD, such as Batch.clear. A test names a method if its name has the method's words and the test
+itself, or a function of its file, calls that method of that class. For a method that no test names, one of those that
+call it has to fail. nothing.txt has what passes for a reason. README.md in the same folder explains it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def _is_method(owner: type, name: str) -> bool:
 
 
 def methods() -> dict[str, list[type]]:
-    """The public methods by the class that is the first to show them, such as QueuePair.write, with all classes that do."""
+    """The public methods by the class that is the first to show them, such as QueuePair.write, with all classes that
+    do.
+    """
     found: dict[str, list[type]] = {}
     seen: dict[int, list[type]] = {}
     for class_name, owner in classes().items():
@@ -303,7 +305,9 @@ class Forker:
         return ("", item.nodeid) in self.results
 
     def _called(self, item: pytest.Item) -> list[list[str]]:
-        """The methods that a test calls: from its file, and from anywhere in the tests. None if it fails without a change."""
+        """The methods that a test calls: from its file, and from anywhere in the tests. None if it fails without a
+        change.
+        """
         log = self._log("", item)
         if self.results.get(("", item.nodeid)) != _PASSED or not log.exists():
             return [[], []]
@@ -374,7 +378,9 @@ def run_place(place: str, wanted: list[str], callers: bool, jobs: int) -> dict[t
 
 
 def read_listed() -> dict[tuple[str, str], str]:
-    """What passes for a reason, by method and test. The test is NO_TEST where none notices that the method does nothing."""
+    """What passes for a reason, by method and test. The test is NO_TEST where none notices that the method does
+    nothing.
+    """
     lines = LISTED.read_text(encoding="utf-8").splitlines() if LISTED.exists() else []
     found = {}
     for line in lines:
@@ -442,7 +448,8 @@ def report(wanted: list[str], named: dict[tuple[str, str], int], called: dict[tu
     passing |= {(name, NO_TEST) for name in unnoticed}
     runs = sum(bool(name) for name, _ in (*named, *called))
     print(
-        f"{len(by_name)} of {len(wanted)} methods are named by tests, {len(noticed(called))} noticed by others; {runs} runs"
+        f"{len(by_name)} of {len(wanted)} methods are named by tests, {len(noticed(called))} noticed by others; {runs} "
+        f"runs"
     )
     for name, test in sorted(passing):
         how = "no test notices" if test == NO_TEST else "still passes"

@@ -1,4 +1,5 @@
-"""Points before and after each call of ndpy's native module on Windows; see kit/walking.py. Each test has its own softnd.
+"""Points before and after each call of ndpy's native module on Windows; see kit/walking.py. Each test has its own
+softnd.
 
 A test fails if a completion port is used after it was closed. Its handle may belong to another file by then.
 """

@@ -1,4 +1,6 @@
-"""Objects in a garbage cycle. The provider lets go of memory before that is freed, in whatever order the collector goes."""
+"""Objects in a garbage cycle. The provider lets go of memory before that is freed, in whatever order the collector
+goes.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Adapters of the kernel at both ends of a cable, in the VM.
 
-Both ends are in one network namespace, because an adapter in software receives nothing in any other one. A packet goes by the
-cable because the source address is bound to the interface of the adapter that it is from.
+Both ends are in one network namespace, because an adapter in software receives nothing in any other one. A packet goes
+by the cable because the source address is bound to the interface of the adapter that it is from.
 """
 
 from __future__ import annotations

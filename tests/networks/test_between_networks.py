@@ -1,4 +1,5 @@
-"""Two hosts that reach each other in ways that a tidy machine does not have: routers, several subnets, scopes, small packets.
+"""Two hosts that reach each other in ways that a tidy machine does not have: routers, several subnets, scopes, small
+packets.
 
 Each network is used by connectors, by ndpy.aio, by the smoke test with an end on each host, and by ndpy perf.
 """
@@ -20,7 +21,9 @@ pytestmark = pytest.mark.timeout(120)
 
 @dataclass
 class Ends:
-    """Two hosts. server: the addresses by which the near one reaches the far one, with the address that it must come from."""
+    """Two hosts. server: the addresses by which the near one reaches the far one, with the address that it must come
+    from.
+    """
 
     near: Host
     far: Host

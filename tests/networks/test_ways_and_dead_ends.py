@@ -1,4 +1,6 @@
-"""Addresses, routes and names on two hosts: which are served, which are taken, and what is said of those that lead nowhere."""
+"""Addresses, routes and names on two hosts: which are served, which are taken, and what is said of those that lead
+nowhere.
+"""
 
 from __future__ import annotations
 

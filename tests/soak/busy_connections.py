@@ -4,17 +4,17 @@
     python tests/soak/busy_connections.py ADAPTER --serve ADDRESS:PORT       one host
     python tests/soak/busy_connections.py ADAPTER --peer ADDRESS:PORT        the other host
 
-Processes with clients connect to one server. In each connection both ends send messages of random lengths, which both receive
-slowly or fast, with and without memory of their own. They expose memory, read and write each other's, and cancel all of this at
-random. A connection ends by close(), by abort() of either end or by an exception of the server's handler. Client processes are
-killed, except for one, the survivor.
+Processes with clients connect to one server. In each connection both ends send messages of random lengths, which both
+receive slowly or fast, with and without memory of their own. They expose memory, read and write each other's, and
+cancel all of this at random. A connection ends by close(), by abort() of either end or by an exception of the server's
+handler. Client processes are killed, except for one, the survivor.
 
-Accounting: a message has a number and contents that follow from it. The receiver compares every byte, and the numbers rise. At the
-end of a connection each end tells which sends were cancelled. All others have arrived, once.
+Accounting: a message has a number and contents that follow from it. The receiver compares every byte, and the numbers
+rise. At the end of a connection each end tells which sends were cancelled. All others have arrived, once.
 
-Exit status 0 means that all of this was right, that no call took longer than HANG_S, that both processes have closed everything
-(open files, objects of the adapter and of the kernel), and that after the first quarter of the time no memory grew. That is only
-judged if the time is five minutes or more.
+Exit status 0 means that all of this was right, that no call took longer than HANG_S, that both processes have closed
+everything (open files, objects of the adapter and of the kernel), and that after the first quarter of the time no
+memory grew. That is only judged if the time is five minutes or more.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class Account:
                 raise Wrong(f"a conversation hangs: {task}")
 
     def judge(self) -> None:
-        """Raise if the lowest sample of the last quarter is higher than that of the second. The others say how busy it was."""
+        """Raise if the lowest sample of the last quarter is higher than that of the second. The others say how busy it
+        was.
+        """
         quarter = len(self.rss) // 4
         if not quarter or SOAK_S < STEADY_S:
             return
@@ -178,7 +180,9 @@ class Conversation:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def send_texts(self, count: int, patience_s: float | None) -> None:
-        """Some messages at once. Those that take too long are cancelled. Then their memory is filled with something else."""
+        """Some messages at once. Those that take too long are cancelled. Then their memory is filled with something
+        else.
+        """
         begun = []
         for _ in range(count):
             length = LONGEST if self.rng.random() < 0.005 else self.rng.choice(LENGTHS)
@@ -560,7 +564,8 @@ def main() -> None:
     parser.add_argument("--seed", default=str(SEED), help=argparse.SUPPRESS)
     options = parser.parse_args()
     logging.getLogger("ndpy.aio").setLevel(logging.ERROR)
-    # A cancelled transfer that the network holds up for longer ends its connection. Here that would hide what is lost otherwise.
+    # A cancelled transfer that the network holds up for longer ends its connection. Here that would hide what is lost
+    # otherwise.
     transfers_module._LET_GO_S = HANG_S
     account = Account(random.Random(options.seed))
     try:

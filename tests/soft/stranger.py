@@ -2,9 +2,10 @@
 
 python stranger.py DESCRIPTOR
 
-Each message on the socket is a JSON object and two descriptors: {"do": NAME, "uid": NUMBER, "namespace": NAME, ...}. A fork
-becomes that user, and calls the function of that name with the other members. It writes a line of JSON to the second
-descriptor for its process, and one for each thing that it found out. With "told" it begins when the first one has a line.
+Each message on the socket is a JSON object and two descriptors: {"do": NAME, "uid": NUMBER, "namespace": NAME, ...}. A
+fork becomes that user, and calls the function of that name with the other members. It writes a line of JSON to the
+second descriptor for its process, and one for each thing that it found out. With "told" it begins when the first one
+has a line.
 """
 
 from __future__ import annotations

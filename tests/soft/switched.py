@@ -1,4 +1,5 @@
-"""What test_switches_on_linux.py runs, each in a process of its own: the library reads its switches when soft0 is opened.
+"""What test_switches_on_linux.py runs, each in a process of its own: the library reads its switches when soft0 is
+opened.
 
 python switched.py NAME
 """
@@ -169,7 +170,9 @@ def required_crc(adapter: ndpy.Adapter, keep: Keeper) -> None:
 
 
 def exact_elements(adapter: ndpy.Adapter, keep: Keeper) -> None:
-    """The library otherwise grants a queue pair a few elements more. ndpy itself lets no request have more than asked for."""
+    """The library otherwise grants a queue pair a few elements more. ndpy itself lets no request have more than asked
+    for.
+    """
     queue_pair = create_end(keep, adapter).queue_pair
     attributes, initial = ffi.new("struct ibv_qp_attr *"), ffi.new("struct ibv_qp_init_attr *")
     assert lib.ibv_query_qp(queue_pair._qp, attributes, lib.IBV_QP_STATE, initial) == 0

@@ -1,4 +1,6 @@
-"""Mutated frames to a server of ndpy.aio, from a peer of plain queue pairs: each disturbs its own connection and no other."""
+"""Mutated frames to a server of ndpy.aio, from a peer of plain queue pairs: each disturbs its own connection and no
+other.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ class Attack:
         self.rng = rng
 
     async def run(self, address) -> None:
-        """Connect, and send frames and transfers of which some are changed. Raises nothing for what the server does about it."""
+        """Connect, and send frames and transfers of which some are changed. Raises nothing for what the server does
+        about it.
+        """
         keep = Keeper()
         peer = Peer(self.adapter, keep)
         try:

@@ -18,8 +18,8 @@ BY_MANAGER = ("-R",)
 TOOLS = [f"ib_{operation}_{what}" for operation in ("send", "write", "read") for what in ("bw", "lat")]
 # On iWARP ib_send_bw keeps a region for its credits. Without -R it never deregisters that, and so fails at its end.
 BY_NUMBER_TOOLS = [tool for tool in TOOLS if tool != "ib_send_bw"]
-# It counts these credits wrongly if it waits for events, or has several queue pairs: it posts all messages but one, silently, and
-# then waits for a completion that cannot come.
+# It counts these credits wrongly if it waits for events, or has several queue pairs: it posts all messages but one,
+# silently, and then waits for a completion that cannot come.
 ONE_SIDED_TOOLS = [tool for tool in TOOLS if not tool.startswith("ib_send")]
 
 pytestmark = pytest.mark.timeout(120)

@@ -11,8 +11,8 @@ import building
 import pytest
 from kit.deadlines import patient
 
-# Of IPv4 and then of IPv6: root's socket, another user's, one of root's that was closed, one that waits to be accepted. Then
-# another host.
+# Of IPv4 and then of IPv6: root's socket, another user's, one of root's that was closed, one that waits to be accepted.
+# Then another host.
 TRUSTED = {"kernel": "1 0 0 0 1 0 0 0 1", "table": "1 0 0 0 1 0 0 0 1", "nothing": "0 0 0 0 0 0 0 0 1"}
 
 

@@ -1,4 +1,5 @@
-"""What other users of the machine and other hosts can do with soft0. Each test is a sentence of softrdma/verbs/README.md.
+"""What other users of the machine and other hosts can do with soft0. Each test is a sentence of
+softrdma/verbs/README.md.
 
 stranger.py is the neighbour: another user, or a process in a network namespace, which is another host.
 """

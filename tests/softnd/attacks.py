@@ -3,7 +3,8 @@
 After every connection, the target checks all memory around what it granted. The test searches everything that it
 receives for the secret in this memory. NDPY_STRESS=1 sends 100,000 streams.
 
-The tests run where they are imported, against softnd under Wine and against softverbs. There must be a fixture `target`.
+The tests run where they are imported, against softnd under Wine and against softverbs. There must be a fixture
+`target`.
 """
 
 from __future__ import annotations

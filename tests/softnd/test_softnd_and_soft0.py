@@ -1,6 +1,7 @@
 """softnd under Wine and soft0 on this machine, which share the engine but neither the face nor the system.
 
-rping is softnd's own program on softnd's side, and rdma-core's on soft0's. ndpy's examples run on both. All data are verified.
+rping is softnd's own program on softnd's side, and rdma-core's on soft0's. ndpy's examples run on both. All data are
+verified.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from kit.helpers import HAS_GIL
 
 @contextmanager
 def in_next_collection(action: Callable[[], Any], after: int = 1) -> Iterator[list[bool]]:
-    """Run the action in the next collection, which starts after so many allocations. Before Python 3.12 that is inside of a call in C.
+    """Run the action in the next collection, which starts after so many allocations. Before Python 3.12 that is inside
+    of a call in C.
 
     Without the GIL a thread tells the collector of each 512 allocations only, so a short call may see none.
     """

@@ -1,6 +1,7 @@
 """An adapter in Python, for programs that only use the public calls. Two ends of it move real bytes in one process.
 
-It is strict: a message without a receive fails, and so do a post beyond the depth and a use of memory beyond its bounds.
+It is strict: a message without a receive fails, and so do a post beyond the depth and a use of memory beyond its
+bounds.
 """
 
 from __future__ import annotations

@@ -252,7 +252,9 @@ class FakeVerbs:
         return bool(self._library.fake_complete(queue_pair._number, int(receive), status, nbytes))
 
     def deliver(self, sender: Any, receiver: int) -> bool:
-        """Carry the oldest message of an XRC sender to a receiver. Returns False if there is none, or nothing receives it."""
+        """Carry the oldest message of an XRC sender to a receiver. Returns False if there is none, or nothing receives
+        it.
+        """
         return bool(self._library.fake_deliver(sender._number, receiver))
 
     def spurious_event(self, queue: Any) -> None:

@@ -1,11 +1,12 @@
-"""The public names of ndpy and its commands, with their signatures and options, one a line, in tests/unit/public_names.txt.
+"""The public names of ndpy and its commands, with their signatures and options, one a line, in
+tests/unit/public_names.txt.
 
 .venv/bin/python tests/unit/public_names.py           prints the lines
 .venv/bin/python tests/unit/public_names.py --write   writes the file
 
-Which classes a class derives from is asked at run time. Signatures are those of the source, and for ndpy._core those of its
-stub, so the lines are the same with every Python and on every system. Where in ndpy a class or method stands makes no
-difference to its line.
+Which classes a class derives from is asked at run time. Signatures are those of the source, and for ndpy._core those of
+its stub, so the lines are the same with every Python and on every system. Where in ndpy a class or method stands makes
+no difference to its line.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ LIST = Path(__file__).with_name("public_names.txt")
 MODULES = ["ndpy", "ndpy.aio", "ndpy.doctor", "ndpy.errors", "ndpy.ndk"]
 # Users call the constructors of these. Other objects come from a factory, whose line says what it takes.
 MADE_BY_USERS = (
-    "AddressVector AlternatePath Batch CompletionArray Endpoint Mdl NdkMr Pending Poller ProviderError QueuePairAttributes "
-    "RegistrationCache RemoteMemory RetryPolicy XrcDestination"
+    "AddressVector AlternatePath Batch CompletionArray Endpoint Mdl NdkMr Pending Poller ProviderError "
+    "QueuePairAttributes RegistrationCache RemoteMemory RetryPolicy XrcDestination"
 )
 # What can be done with an object besides naming its attributes, by methods of these names between underscores.
 SPECIAL = "enter exit aenter aexit iter next aiter anext await getitem setitem len contains call eq bool or"
@@ -79,7 +80,9 @@ def _of_module(module: ModuleType) -> Iterator[str]:
 
 
 def exported(module: ModuleType) -> list[str]:
-    """The names of __all__, and the errors that it leaves out. Without __all__: the classes and functions of the module itself."""
+    """The names of __all__, and the errors that it leaves out. Without __all__: the classes and functions of the module
+    itself.
+    """
     listed = getattr(module, "__all__", None)
     own = module.__name__.rpartition(".")[2]
     found = set(listed or ())

@@ -1,7 +1,7 @@
 """Ways in which an adapter misbehaves, for the tests of the smoke test's verdicts.
 
-Each is a function that makes soft0 misbehave as long as a monkeypatch lasts: it changes what the near end gets to see, or what the
-calls of the library do.
+Each is a function that makes soft0 misbehave as long as a monkeypatch lasts: it changes what the near end gets to see,
+or what the calls of the library do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Each event in each state of a connection of ndpy.aio, and ends that cross.
 
-The grid says what is expected: a row for each event and a column for each state. A word is the state that follows. What comes too
-early or too late changes nothing (-).
+The grid says what is expected: a row for each event and a column for each state. A word is the state that follows. What
+comes too early or too late changes nothing (-).
 """
 
 from __future__ import annotations

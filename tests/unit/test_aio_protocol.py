@@ -607,8 +607,8 @@ def test_nothing_is_sent_from_the_call_of_close_on():
 class End:
     """An end, its program, and the frames that are on their way to the other end.
 
-    It posts receives as ndpy/aio/channel.py does: one for each slot and for each control frame. A MESSAGE keeps its receive until
-    the program has taken it. All other frames give it back at once.
+    It posts receives as ndpy/aio/channel.py does: one for each slot and for each control frame. A MESSAGE keeps its
+    receive until the program has taken it. All other frames give it back at once.
     """
 
     def __init__(self, own: Hello, peer: Hello, quota: int, rng: random.Random) -> None:

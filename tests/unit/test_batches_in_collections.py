@@ -1,4 +1,5 @@
-"""Batches and arrays of completions whose surroundings change at the worst moment: a queue pair goes, or the garbage collector runs
+"""Batches and arrays of completions whose surroundings change at the worst moment: a queue pair goes, or the garbage
+collector runs
 code in the middle of a post."""
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`make bench` counts right: units, ratios, bars and the exit status, from given figures and with a clock of the test's own."""
+"""`make bench` counts right: units, ratios, bars and the exit status, from given figures and with a clock of the test's
+own.
+"""
 
 import ast
 import json

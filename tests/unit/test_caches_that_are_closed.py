@@ -119,7 +119,9 @@ class Monitor:
 @pytest.mark.parametrize("how", ["invalidate", "close"])
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_region_that_cannot_be_deregistered_at_once_costs_no_watch_and_no_room(fake, adapter, monkeypatch, how):
-    """A watch that goes on would write to a descriptor of the cache after its end. One that ends twice may be another's."""
+    """A watch that goes on would write to a descriptor of the cache after its end. One that ends twice may be
+    another's.
+    """
     monitor = Monitor()
     monkeypatch.setattr(adapter, "_monitor", lambda on_change: monitor)
     cache = ndpy.RegistrationCache(adapter, max_bytes=1 << 20, max_entries=8, monitor=True)

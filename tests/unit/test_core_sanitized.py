@@ -1,4 +1,6 @@
-"""The tests of ndpy._core and of the data path once more, with modules that AddressSanitizer and UndefinedBehaviorSanitizer watch."""
+"""The tests of ndpy._core and of the data path once more, with modules that AddressSanitizer and
+UndefinedBehaviorSanitizer watch.
+"""
 
 from __future__ import annotations
 

@@ -373,7 +373,9 @@ def test_what_is_cancelled_comes_behind_what_was_stored(provider):
 
 
 def test_a_slot_is_given_back_when_everything_of_its_request_was_read(provider_path, tmp_path):
-    """Without the interpreter's lock another thread posts with it at once, and the next datagram's header comes to its memory."""
+    """Without the interpreter's lock another thread posts with it at once, and the next datagram's header comes to its
+    memory.
+    """
     source, program = Path(__file__).with_name("retiring.c"), tmp_path / "retiring"
     flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{source.parents[2] / 'cdefs'}"]
     made = subprocess.run(["gcc", *flags, "-o", program, source], capture_output=True, text=True, timeout=120)

@@ -1,4 +1,6 @@
-"""Completion queues whose completions bring timestamps and tags. The provider has no device; it stamps completion n with 1000 n."""
+"""Completion queues whose completions bring timestamps and tags. The provider has no device; it stamps completion n
+with 1000 n.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""When soft0's threads are woken for sockets, and when the program's threads do their work (softrdma/system/linux/driving.h)."""
+"""When soft0's threads are woken for sockets, and when the program's threads do their work
+(softrdma/system/linux/driving.h).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("gcc") is None, reason="needs gcc on Linux")
 def test_the_gates_are_open_whenever_no_thread_is_inside(tmp_path):
-    """Counted with workers that do nothing: each look of a thread that polls, sleeps, jumps out, or is no longer believed."""
+    """Counted with workers that do nothing: each look of a thread that polls, sleeps, jumps out, or is no longer
+    believed.
+    """
     program = tmp_path / "fake_workers"
     folders = [f"-I{ROOT / 'softrdma' / folder}" for folder in ("engine", "system/linux")]
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", *folders]

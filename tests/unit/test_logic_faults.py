@@ -19,7 +19,9 @@ FAULTS = faults.read_faults()
 
 
 def test_every_fault_still_applies():
-    """Its lines stand in its file exactly once. If a change has moved them, write the fault anew; see tests/mutants/README.md."""
+    """Its lines stand in its file exactly once. If a change has moved them, write the fault anew; see
+    tests/mutants/README.md.
+    """
     problems = []
     for fault in FAULTS:
         try:

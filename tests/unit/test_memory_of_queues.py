@@ -13,8 +13,8 @@ if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
 COUNT = 400
-# 4 KiB, without what the data path allocates by malloc(): two rings of 112 bytes without slots, the queue pair, the completion
-# queue, and room for the elements of one request.
+# 4 KiB, without what the data path allocates by malloc(): two rings of 112 bytes without slots, the queue pair, the
+# completion queue, and room for the elements of one request.
 LIMIT = 4096 - 512
 # Without the GIL each object is 16 bytes longer, and a dictionary more than that.
 LIMIT_WITHOUT_GIL = 5 << 10

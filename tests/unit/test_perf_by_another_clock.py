@@ -1,7 +1,8 @@
 """The figures of `ndpy perf` beside those that a second clock gives.
 
-Two sides of an adapter in Python run a test. Their clock stands still, except that each request and each look at a queue takes a
-time that the adapter decides. The adapter notes what was posted and taken when, and the figures are computed from that here.
+Two sides of an adapter in Python run a test. Their clock stands still, except that each request and each look at a
+queue takes a time that the adapter decides. The adapter notes what was posted and taken when, and the figures are
+computed from that here.
 """
 
 from __future__ import annotations

@@ -248,7 +248,9 @@ def test_the_tests_and_their_values_are_those_of_perftest():
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 7, 16, 128, 1000])
 def test_credit_never_runs_out_for_good(depth):
-    """At worst the sender lacks one message for a group, and the receiver one for a grant. Then something is still to come."""
+    """At worst the sender lacks one message for a group, and the receiver one for a grant. Then something is still to
+    come.
+    """
     for group in {1, depth // 2 or 1, depth}:
         plan = Plan("send_bw", 8, depth=depth, group=group)
         assert (group - 1) + (plan.grant - 1) < plan.credit

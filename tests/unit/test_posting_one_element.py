@@ -1,4 +1,6 @@
-"""The same element posted again and again, over a verbs provider without a device: it is kept until the last request has ended."""
+"""The same element posted again and again, over a verbs provider without a device: it is kept until the last request
+has ended.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a request refers to: every way of posting refuses closed and foreign objects, and tokens that the provider would cut."""
+"""What a request refers to: every way of posting refuses closed and foreign objects, and tokens that the provider would
+cut.
+"""
 
 from __future__ import annotations
 

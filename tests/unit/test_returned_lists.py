@@ -1,4 +1,5 @@
-"""A poll may return the list of an earlier poll again, and fills an array again. A program can never tell. Over a verbs provider without
+"""A poll may return the list of an earlier poll again, and fills an array again. A program can never tell. Over a verbs
+provider without
 a device."""
 
 from __future__ import annotations

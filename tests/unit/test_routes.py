@@ -30,7 +30,9 @@ INTERFACES = {
 
 @dataclasses.dataclass
 class System:
-    """What the routes say: the source for a destination, or an errno; and the interface by which an own address leads there."""
+    """What the routes say: the source for a destination, or an errno; and the interface by which an own address leads
+    there.
+    """
 
     sources: dict[str, str | int] = dataclasses.field(default_factory=dict)
     interfaces: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)

@@ -1,7 +1,7 @@
 """rig/system.sh on each distribution: what it installs, which kernel it takes, and what it says where it cannot go on.
 
-The package managers are stand-ins that answer from lists. apt's answers are as Debian's and Ubuntu's give them, dnf's as its manual
-says. The scripts run as another user than root, since root may read every file.
+The package managers are stand-ins that answer from lists. apt's answers are as Debian's and Ubuntu's give them, dnf's
+as its manual says. The scripts run as another user than root, since root may read every file.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ RELEASES = Path(__file__).with_name("distributions")
 NOBODY = 65534
 LIMIT_S = 60
 
-# One program for all stand-ins. `$answers` has: installed and available, lists of names; depends-NAME and kernel-core, what the
-# archive says; archive/NAME, a tar or cpio file. It writes what it was asked to `$answers/log`.
+# One program for all stand-ins. `$answers` has: installed and available, lists of names; depends-NAME and kernel-core,
+# what the archive says; archive/NAME, a tar or cpio file. It writes what it was asked to `$answers/log`.
 STAND_IN = r"""#!/bin/sh
 name=$(basename "$0")
 echo "$name $*" >>"$answers/log"

@@ -1,4 +1,6 @@
-"""rig/venv.sh: which Python the environment .venv is of. The Pythons are stand-ins, and pip only says that it was asked."""
+"""rig/venv.sh: which Python the environment .venv is of. The Pythons are stand-ins, and pip only says that it was
+asked.
+"""
 
 import shutil
 import subprocess

@@ -470,8 +470,8 @@ def test_the_smoke_test_says_that_it_is_software(bare, soft, tmp_path):
 def soft_command(folder, *words, code="", **environment):
     """Run `ndpy soft` as a command whose libraries are in this folder."""
     program = (
-        f"import pathlib, sys; from ndpy.platforms.verbs import softverbs; softverbs.folder = lambda: pathlib.Path({str(folder)!r})\n"
-        f"{code}\nfrom ndpy.tools.cli import main; main()"
+        f"import pathlib, sys; from ndpy.platforms.verbs import softverbs; softverbs.folder = lambda: "
+        f"pathlib.Path({str(folder)!r})\n{code}\nfrom ndpy.tools.cli import main; main()"
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NDPY_", "LD_LIBRARY"))}
     return subprocess.run(

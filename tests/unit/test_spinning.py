@@ -89,7 +89,9 @@ def test_another_thread_that_needs_the_queue_ends_the_spinning(scene, spins):
 
 
 def test_a_thread_that_polls_again_and_again_leaves_the_queue_to_the_others(fake):
-    """Each of them gets the lock after at most one more poll. When it asks, one may be under way, and one that has just begun."""
+    """Each of them gets the lock after at most one more poll. When it asks, one may be under way, and one that has just
+    begun.
+    """
     polls, stop = [0], threading.Event()
 
     def poll() -> None:

@@ -70,7 +70,8 @@ def end_of_a_request(pair: Pair, end, silent_since: float) -> None:
     begin = time.monotonic()
     end.connector.wait_disconnected(FAREWELL_S + SLACK_S)
     say(
-        f"{policy}: failed after {took_s:.2f} s of {policy.gives_up_s:.2f} s, ended {time.monotonic() - begin:.2f} s later"
+        f"{policy}: failed after {took_s:.2f} s of {policy.gives_up_s:.2f} s, ended {time.monotonic() - begin:.2f} s "
+        f"later"
     )
 
 

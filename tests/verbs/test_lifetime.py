@@ -371,7 +371,8 @@ def cycle_window(adapter: ndpy.Adapter) -> None:
 CYCLED = {
     name.removeprefix("cycle_"): function for name, function in list(globals().items()) if name.startswith("cycle_")
 }
-# Each of these opens a device or tears down a queue pair, which takes milliseconds. On a driver the numbers divide the count.
+# Each of these opens a device or tears down a queue pair, which takes milliseconds. On a driver the numbers divide the
+# count.
 SLOW = {"adapter": 10, "queue_pair": 3}
 
 

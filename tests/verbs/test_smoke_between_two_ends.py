@@ -78,7 +78,9 @@ def mtus():
 
 
 def smoke_between(near: int, far: int) -> tuple[int, dict[str, str]]:
-    """The group `link` of a smoke test from one end to the other. Returns its status, and each check's lines by its name."""
+    """The group `link` of a smoke test from one end to the other. Returns its status, and each check's lines by its
+    name.
+    """
     serve = [sys.executable, "-m", "ndpy", "smoke", "--serve", ENDS[far][2], "--listen", f"{ENDS[far][1]}:0"]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
@@ -121,7 +123,8 @@ def test_ends_that_agree_pass_and_see_each_other(ends):
         assert "messages of 256 to 16384 bytes arrive" in checks["path-mtu"]
 
 
-# On Linux 6.1 rxe may spin in post_send() for ever, so that the machine stops, when packets that it has just sent get lost.
+# On Linux 6.1 rxe may spin in post_send() for ever, so that the machine stops, when packets that it has just sent get
+# lost.
 @only_under_stress
 @pytest.mark.parametrize(("near", "far", "wrong"), [(0, 1, "the peer"), (1, 0, "this end")])
 def test_an_mtu_of_1500_on_one_end_names_that_end(ends, mtus, near, far, wrong):

@@ -1,4 +1,6 @@
-"""Memory windows of verbs' type 1 on an adapter that has both types. There ndpy takes type 2, unless a test asks for the other."""
+"""Memory windows of verbs' type 1 on an adapter that has both types. There ndpy takes type 2, unless a test asks for
+the other.
+"""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ def output_of(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
 
 @dataclass(frozen=True)
 class Release:
-    """The files of a release. freethreaded: the wheel for a free-threaded Python, if one is there. others: wheels for kinds of Linux
-    other than this one, if their compilers are there.
+    """The files of a release. freethreaded: the wheel for a free-threaded Python, if one is there. others: wheels for
+    kinds of Linux other than this one, if their compilers are there.
     """
 
     sdist: Path

@@ -89,8 +89,9 @@ class NetworkDirectAdapter(Adapter):
 
     def _monitor(self, on_change: Callable[[], None]) -> Any:
         raise errors.UnsupportedError(
-            "Windows does not tell a program when memory is unmapped. Providers keep registered memory from being freed, unless "
-            "DO_NOT_SECURE_VM says otherwise; pass raw=True and call invalidate() before the memory is freed",
+            "Windows does not tell a program when memory is unmapped. Providers keep registered memory from being "
+            "freed, unless DO_NOT_SECURE_VM says otherwise; pass raw=True and call invalidate() before the memory is "
+            "freed",
             operation="monitor",
         )
 

@@ -201,7 +201,9 @@ def _works(candidate: ProviderCandidate) -> bool:
 
 
 def _interface_of(addresses: tuple[str, ...]) -> tuple[str | None, int, bool]:
-    """Return (name, MTU, whether it is up) of the network interface that has one of the addresses, of one that is up if possible."""
+    """Return (name, MTU, whether it is up) of the network interface that has one of the addresses, of one that is up if
+    possible.
+    """
     wanted = {plain_address(address) for address in addresses}
     statistics = interfaces.statistics()
     found: tuple[str | None, int, bool] | None = None

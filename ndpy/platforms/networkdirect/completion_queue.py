@@ -292,8 +292,8 @@ class NetworkDirectCompletionQueue(CompletionQueue):
             self._check()
             if not self._own_file:
                 raise errors.UnsupportedError(
-                    "this queue reports to the adapter's own completion port; use arm(), wait() or a Poller, or create it "
-                    "with overlapped_file=adapter.overlapped_file",
+                    "this queue reports to the adapter's own completion port; use arm(), wait() or a Poller, or create "
+                    "it with overlapped_file=adapter.overlapped_file",
                     operation="notify",
                 )
             request = self._own_request

@@ -35,7 +35,8 @@ def with_any_of(wanted: Sequence[str]) -> tuple[NetworkInterface, ...]:
 
 
 def _asked(ask: Callable[[], T]) -> T:
-    # GetAdaptersAddresses() is called for the size and then for the list, which fails if an interface has come meanwhile.
+    # GetAdaptersAddresses() is called for the size and then for the list, which fails if an interface has come
+    # meanwhile.
     for _ in range(_TRIES - 1):
         try:
             return ask()

@@ -44,8 +44,8 @@ def find(package: Path = _PACKAGE) -> Path:
             f"softnd.dll is not built: run `make softnd` in {checkout.parent} (needs x86_64-w64-mingw32-gcc)"
         )
     raise errors.ProviderNotFoundError(
-        "this installation of ndpy has no softnd.dll: ndpy's wheel for Windows contains it (pip download ndpy --only-binary=:all: "
-        "--platform win_amd64), and `make softnd` builds it in a checkout"
+        "this installation of ndpy has no softnd.dll: ndpy's wheel for Windows contains it (pip download ndpy "
+        "--only-binary=:all: --platform win_amd64), and `make softnd` builds it in a checkout"
     )
 
 
@@ -103,7 +103,8 @@ def _register(path: Path, version: int, say: Callable[[str], None]) -> bool:
     made = registered(version)
     if made is None or not _same(made.path, path):
         raise errors.ProviderError(
-            f"Winsock reports success, but does not show the entry (Wine keeps no catalogue); set NDPY_PROVIDER={path} instead",
+            f"Winsock reports success, but does not show the entry (Wine keeps no catalogue); set NDPY_PROVIDER={path} "
+            f"instead",
             operation="WSCInstallProvider",
         )
     return True

@@ -71,7 +71,8 @@ class VerbsAdapter(Adapter):
         self._waiting_for_port: SharedWeakSet[VerbsConnector] = SharedWeakSet()
         #: By the keys of their identifiers.
         self._datagram_calls: weakref.WeakValueDictionary[int, DatagramCall[Any]] = weakref.WeakValueDictionary()
-        #: Whether the driver tells when a queue pair has taken its last shared receive. None until one has been waited for.
+        #: Whether the driver tells when a queue pair has taken its last shared receive. None until one has been waited
+        #: for.
         self._tells_last_receives: bool | None = None
         if self._quirks & {Quirk.RXE_TELLS_NO_LAST_RECEIVE, Quirk.SIW_TELLS_NO_LAST_RECEIVE}:
             self._tells_last_receives = False

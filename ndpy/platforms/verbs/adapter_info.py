@@ -120,7 +120,9 @@ def list_adapters() -> list[AdapterInfo]:
 
 
 def list_named(which: str | None) -> list[AdapterInfo] | None:
-    """The adapters among which `which` chooses. None if softverbs is not asked for: then it is those of list_adapters()."""
+    """The adapters among which `which` chooses. None if softverbs is not asked for: then it is those of
+    list_adapters().
+    """
     if softverbs.is_listed_by_name_only(which):
         return [_examine(softverbs.NAME)]
     if which is None or not softverbs.is_asked_for():
@@ -148,7 +150,9 @@ def _list_system() -> list[AdapterInfo]:
 
 
 def explain_absence(name: str) -> None:
-    """Raise the reason why list_adapters() leaves out the device of this name, or of "NAME:PORT", if there is such a device."""
+    """Raise the reason why list_adapters() leaves out the device of this name, or of "NAME:PORT", if there is such a
+    device.
+    """
     try:
         names = device_names()
     except errors.ProviderNotFoundError:
@@ -329,7 +333,9 @@ def _ports(context: Any, name: str, count: int, iwarp: bool, here: Interfaces) -
 
 
 def _longest_everywhere(ports: Iterable[PortInfo]) -> int:
-    """The longest message that any port of these carries, whichever a connection takes. Active ones count, if there are any."""
+    """The longest message that any port of these carries, whichever a connection takes. Active ones count, if there are
+    any.
+    """
     told = [(port.state != "active", port.max_transfer_length) for port in ports if port.max_transfer_length]
     return min(told)[1] if told else _LONGEST
 
@@ -427,7 +433,8 @@ _GID_TYPES = {
 def _gid_tables(context: Any, name: str, sizes: Mapping[int, int], ports: int) -> dict[int, list[_Entry]]:
     """The GID tables of ports. Most of their thousand places are free. sizes: by port. ports: how many the adapter has."""
     if has_symbol(b"_ibv_query_gid_table", load_for(name)):
-        # It tells the entries of all ports at once, also of those that do not answer, or nothing if there is not room for all.
+        # It tells the entries of all ports at once, also of those that do not answer, or nothing if there is not room
+        # for all.
         room = max(1, *sizes.values()) * ports
         entries = ffi.new("struct ibv_gid_entry[]", room)
         found = lib._ibv_query_gid_table(context, entries, room, 0, ffi.sizeof("struct ibv_gid_entry"))

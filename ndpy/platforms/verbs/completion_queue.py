@@ -121,7 +121,9 @@ class VerbsCompletionQueue(CompletionQueue):
     # ---- events of the channel ----
 
     def _on_event(self, waiter: Any = None) -> None:
-        """The channel is readable. Take its events, and tell everybody else who waits. waiter: what the caller waits with."""
+        """The channel is readable. Take its events, and tell everybody else who waits. waiter: what the caller waits
+        with.
+        """
         ended: list[Pending[None]] = []
         try:
             with self._lock:
@@ -178,7 +180,8 @@ class VerbsCompletionQueue(CompletionQueue):
         if kind is not Notify.ERRORS:
             others = self._armed_kinds()
             if not (others or self._waiters or self._pollers):
-                # An event of an earlier arming is for nobody now. After the next completion it would look like that one's.
+                # An event of an earlier arming is for nobody now. After the next completion it would look like that
+                # one's.
                 lib.ndpy_take_cq_events(self._channel)
             self._native_arm_channel(solicited=kind is Notify.SOLICITED and Notify.ANY not in others)
             waiting = self._drain()
@@ -218,7 +221,9 @@ class VerbsCompletionQueue(CompletionQueue):
         return False
 
     def _find_failure(self, first: int) -> int:
-        """The place of the first stored completion after `first` others that failed, counted from 1, or 0. Under the lock."""
+        """The place of the first stored completion after `first` others that failed, counted from 1, or 0. Under the
+        lock.
+        """
         kept = self._kept
         for place, completion in enumerate(kept[first:], first + 1):
             if not completion.ok:

@@ -3,8 +3,9 @@
 The adapter's thread and the connector's lock stay free meanwhile. Events of the connection may come before the call has
 returned.
 
-librdmacm uses the identifier until the call returns. So whoever wants to destroy it asks give_up() first. If the call is
-still running then, its thread destroys the identifier afterwards. The connector's lock decides which of the two came first.
+librdmacm uses the identifier until the call returns. So whoever wants to destroy it asks give_up() first. If the call
+is still running then, its thread destroys the identifier afterwards. The connector's lock decides which of the two came
+first.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from ndpy.platforms.verbs.native_calls import ffi, lib
 class ConnectCall(Uncopied):
     """One call. Make it, and give it up, under the connector's state lock, which is `lock`.
 
-    on_failure: the connector's method that gets the errno of a call that failed by itself. Called under the lock. Held by a
-        weak reference: a program that drops its connector gives the attempt up.
+    on_failure: the connector's method that gets the errno of a call that failed by itself. Called under the lock. Held
+        by a weak reference: a program that drops its connector gives the attempt up.
     """
 
     def __init__(

@@ -38,8 +38,8 @@ _RETRY_COUNT = 7
 # All tries take 0.7 s with the timer that ndpy sets, and 4 s with the longest one (contract F.3.5).
 _RNR_RETRY_COUNT = 6
 _RNR_TIMER_123_MS = 27
-# A request has failed, and the peer was told. If it does not answer, the connection ends here after so many seconds. The
-# connection manager would ask again for 102 s (seen on Linux 6.1).
+# A request has failed, and the peer was told. If it does not answer, the connection ends here after so many seconds.
+# The connection manager would ask again for 102 s (seen on Linux 6.1).
 _FAREWELL_S = 2.0
 # See Quirk.RXE_ANSWERS_LATE.
 _LATE_ANSWERS_S = 0.2
@@ -62,7 +62,8 @@ class VerbsConnector(Connector, ManagerClient):
         self._disconnect_sent = False
         #: The peer has disconnected, and the queue pair still waits for answers that the peer's adapter sent before.
         self._peer_left = False
-        #: When the queue pair is flushed and when the connection ends, if the peer says nothing. Times of time.monotonic().
+        #: When the queue pair is flushed and when the connection ends, if the peer says nothing. Times of
+        #: time.monotonic().
         self._flush_at = self._end_at = math.inf
         #: The peer left before complete_connect(), on a transport whose connection is up before that call. The peer's
         #: messages have arrived.

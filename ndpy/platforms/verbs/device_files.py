@@ -1,7 +1,7 @@
 """The device files of RDMA: what keeps this process from one, and what to do.
 
-The kernel shows every adapter in /sys. A process may use those whose files it can open in /dev/infiniband. So a container or a
-pod sees all adapters of its host, of which some are its own.
+The kernel shows every adapter in /sys. A process may use those whose files it can open in /dev/infiniband. So a
+container or a pod sees all adapters of its host, of which some are its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ KUBERNETES_SECRETS = "/var/run/secrets/kubernetes.io"
 
 
 class DeviceFile(NamedTuple):
-    """A device file, the adapter that it is of, and why this process cannot open it. adapter: "" if the kernel does not say."""
+    """A device file, the adapter that it is of, and why this process cannot open it. adapter: "" if the kernel does not
+    say.
+    """
 
     place: Path
     adapter: str
@@ -34,7 +36,9 @@ class DeviceFile(NamedTuple):
 
     @property
     def is_withheld(self) -> bool:
-        """Whether whoever started this container or service gave it away, or to nobody: it is not in /dev, or not allowed."""
+        """Whether whoever started this container or service gave it away, or to nobody: it is not in /dev, or not
+        allowed.
+        """
         return self.error is not None and self.error.errno in (errno.ENOENT, errno.EPERM)
 
     def is_of(self, which: str) -> bool:
@@ -50,7 +54,9 @@ def all_files() -> list[DeviceFile]:
 
 
 def of_others(files: list[DeviceFile], adapter: str = "") -> list[DeviceFile]:
-    """The files that this process cannot open and need not: it can open another one, and `adapter` does not name theirs."""
+    """The files that this process cannot open and need not: it can open another one, and `adapter` does not name
+    theirs.
+    """
     if not any(file.error is None for file in files):
         return []
     return [file for file in files if file.error is not None and not file.is_of(adapter) and file.error.errno in _KEPT]
@@ -80,7 +86,8 @@ def why_refused(file: DeviceFile) -> tuple[str, str]:
         mode = f" ({stat.filemode(file.place.stat().st_mode)})" if file.place.exists() else ""
         return (
             f"{reason}{mode}",
-            f"add the user to the group that owns the file, or take rdma-core, whose udev rules open it to all ({rules})",
+            f"add the user to the group that owns the file, or take rdma-core, whose udev rules open it to all "
+            f"({rules})",
         )
     return reason, "look at the kernel's log (dmesg) for what the driver says; load the driver again"
 
@@ -132,7 +139,8 @@ def _missing() -> tuple[str, str]:
     )
     return (
         f"the kernel has {adapters}, but libibverbs has no driver that fits",
-        f"{distribution.read().install(distribution.LIBIBVERBS)}, or another version of it, if libibverbs prints to standard error "
+        f"{distribution.read().install(distribution.LIBIBVERBS)}, or another version of it, if libibverbs prints to "
+        f"standard error "
         "that its driver does not support the kernel's ABI (`ndpy doctor` says which)",
     )
 
@@ -147,8 +155,8 @@ def _make(modules: list[str]) -> str:
     """What to do outside a container where device files are absent."""
     if all(map(is_loaded, modules)):
         return (
-            "the modules are loaded, so let udev make the files (udevadm trigger), and in a service of systemd or a chroot let "
-            "/dev have them (PrivateDevices=no, BindPaths=)"
+            "the modules are loaded, so let udev make the files (udevadm trigger), and in a service of systemd or a "
+            "chroot let /dev have them (PrivateDevices=no, BindPaths=)"
         )
     return f"as root: modprobe {'-a ' if len(modules) > 1 else ''}{' '.join(modules)}"
 
@@ -163,8 +171,8 @@ def give(files: Iterable[DeviceFile]) -> str:
     of = ", ".join(f"{file.place.name} is {file.adapter}" for file in wanted if file.adapter) if len(wanted) > 1 else ""
     if in_pod():
         return (
-            "ask for an adapter in the pod's resources (resources: limits: with the name that the device plugin gives it, such as "
-            "rdma/hca_shared_devices_a: 1)"
+            "ask for an adapter in the pod's resources (resources: limits: with the name that the device plugin gives "
+            "it, such as rdma/hca_shared_devices_a: 1)"
         )
     if in_container():
         return f"docker run {' '.join(f'--device={place}' for place in places)}{f' ({of})' if of else ''}"

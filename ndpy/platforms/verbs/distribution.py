@@ -1,7 +1,7 @@
 """The Linux distribution of this machine, and how to install there what ndpy's remedies ask for.
 
-The release file os-release(5) names the distribution. ndpy knows the package names of four families: Debian, Ubuntu, Fedora
-and RHEL. Elsewhere a remedy names the file or program and the project that it is from, and no package.
+The release file os-release(5) names the distribution. ndpy knows the package names of four families: Debian, Ubuntu,
+Fedora and RHEL. Elsewhere a remedy names the file or program and the project that it is from, and no package.
 """
 
 from __future__ import annotations
@@ -190,7 +190,9 @@ def _option(module: str) -> str:
 
 
 def module_packages(release: str) -> str:
-    """The packages of additional kernel modules of all families, for a container, which does not show the host's family."""
+    """The packages of additional kernel modules of all families, for a container, which does not show the host's
+    family.
+    """
     return (
         f"linux-modules-extra-{release} (Ubuntu), linux-image-amd64 (Debian; its cloud flavour has none), or "
         f"kernel-modules-{release} (Fedora, RHEL)"

@@ -49,9 +49,11 @@ def best_gid(info: AdapterInfo, port: PortInfo) -> Gid | None:
 
 
 def _best(gids: Sequence[Gid]) -> list[Gid]:
-    """The best of these by rank. Several if that is an address of several interfaces, and the routes prefer none of them.
+    """The best of these by rank. Several if that is an address of several interfaces, and the routes prefer none of
+    them.
 
-    Interfaces may have a link-local address in common, such as a VLAN's and the one that it lies on. The first one is the best then.
+    Interfaces may have a link-local address in common, such as a VLAN's and the one that it lies on. The first one is
+    the best then.
     """
     ranked = sorted(gids, key=rank)
     same = [gid for gid in ranked if (gid.value, gid.type) == (ranked[0].value, ranked[0].type)]
@@ -88,8 +90,9 @@ def find_gid(adapter: VerbsAdapter, port: PortInfo, wanted: int | str) -> Gid:
     best = _best(found)
     if len(best) > 1:
         raise errors.AddressUnreachableError(
-            f"{wanted} is the address of several interfaces of port {port.number} of {adapter.info.name}, and the routes lead to its "
-            f"subnet by none of them; choose a GID by its index: {', '.join(f'{gid.index} ({gid.netdev})' for gid in best)}",
+            f"{wanted} is the address of several interfaces of port {port.number} of {adapter.info.name}, and the "
+            f"routes lead to its subnet by none of them; choose a GID by its index: "
+            f"{', '.join(f'{gid.index} ({gid.netdev})' for gid in best)}",
             operation="local_endpoint",
         )
     return best[0]

@@ -1,7 +1,7 @@
 """The network interfaces that lead to the ports of an adapter, as the kernel shows them in /sys.
 
-A port has more than one: the interfaces of its GIDs, those of its device, and whatever lies on them, such as VLANs, bonds and
-bridges. The kernel gives a port a GID for each address of any of them.
+A port has more than one: the interfaces of its GIDs, those of its device, and whatever lies on them, such as VLANs,
+bonds and bridges. The kernel gives a port a GID for each address of any of them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ndpy.vocabulary.addresses import reach
 from ndpy.vocabulary.info import Gid, NetworkInterface
 from ndpy.vocabulary.system_files import Snapshot, path, read
 
-# The kinds of interfaces that use the ones below them without a tunnel. The kernel names no kind for a macvlan, so it counts as
-# Ethernet.
+# The kinds of interfaces that use the ones below them without a tunnel. The kernel names no kind for a macvlan, so it
+# counts as Ethernet.
 _ABOVE = ("vlan", "bond", "team", "bridge", "ethernet", "ipvlan")
 _LONGEST_NAME = 15
 _IFF_UP = 1
@@ -224,8 +224,8 @@ class Interfaces:
 class GidInterfaces:
     """Which interfaces the GIDs of a port belong to.
 
-    The kernel tells the interface's name as it is in the namespace where that is. An interface of this namespace can have the
-    same name. It is the GID's if it has the GID's address, or made the GID of its hardware address.
+    The kernel tells the interface's name as it is in the namespace where that is. An interface of this namespace can
+    have the same name. It is the GID's if it has the GID's address, or made the GID of its hardware address.
     """
 
     def __init__(self, place: Place, here: Interfaces) -> None:
@@ -234,7 +234,9 @@ class GidInterfaces:
         self._known: dict[str, tuple[set[bytes], int | None]] = {}
 
     def of(self, index: int, value: bytes) -> tuple[str | None, int | None]:
-        """The interface of the GID at this index, and its VLAN. None if it has none, or one of another network namespace."""
+        """The interface of the GID at this index, and its VLAN. None if it has none, or one of another network
+        namespace.
+        """
         netdev = self._here.files.read(self._folder / str(index))
         if not is_name(netdev):
             return None, None

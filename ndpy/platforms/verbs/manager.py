@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 _RESOLVE_MS = 4000
 #: What is there if a TCP connection came about, but none of iWARP.
 NO_IWARP = (
-    "something takes TCP connections there, but does not answer as an iWARP listener; look whether another program has the "
-    "port (ss -ltnp), or whether the listener has ended or takes no more connections"
+    "something takes TCP connections there, but does not answer as an iWARP listener; look whether another program has "
+    "the port (ss -ltnp), or whether the listener has ended or takes no more connections"
 )
-# Why the connection manager resolves no way, and what to do. In a container, the adapter's interface may be in another namespace.
+# Why the connection manager resolves no way, and what to do. In a container, the adapter's interface may be in another
+# namespace.
 _UNRESOLVED = {
     0: "the connection manager gives no reason",
     errno.ENODEV: "it leads through an interface that is no RDMA adapter of this network namespace; `ip route get` shows the "
@@ -150,7 +151,8 @@ class Way(NamedTuple):
             return errors.AddressUnreachableError(text, operation=self.operation, native=number)
         if number == errno.EHOSTUNREACH:
             text = (
-                f"{self.target} is not reached: the host is not there, or a router or a firewall on the way lets nothing pass; "
+                f"{self.target} is not reached: the host is not there, or a router or a firewall on the way lets "
+                f"nothing pass; "
                 "check the address, `ip neigh` and `ip route get`"
             )
             return errors.AddressUnreachableError(text, operation=self.operation, native=number)

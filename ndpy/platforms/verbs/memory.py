@@ -236,7 +236,8 @@ class VerbsMemoryRegion(MemoryRegion):
         # libibverbs refuses an address without CHANGE_TRANSLATION, and rights without CHANGE_ACCESS.
         address, length = memory or (0, 0)
         former = self._owner
-        # Before the call: Ctrl-C may come when the adapter uses the new memory already. reregister() makes it usable again.
+        # Before the call: Ctrl-C may come when the adapter uses the new memory already. reregister() makes it usable
+        # again.
         self._mark_unusable(owner)
         result = lib.ibv_rereg_mr(self._native, flags, native_domain, ffi.cast("void *", address), length, native)
         # DO_FORK_OLD: the new region is valid, and the old memory stays hidden from forked children.

@@ -24,10 +24,12 @@ except ImportError as error:
 
     raise ProviderNotFoundError(
         f"ndpy's extension module for verbs is missing ({error}); install ndpy with pip, or run "
-        f"`python setup.py build_ext --inplace` in a checkout, for which: {distribution.read().install(distribution.HEADERS)}"
+        f"`python setup.py build_ext --inplace` in a checkout, for which: "
+        f"{distribution.read().install(distribution.HEADERS)}"
     ) from None
 
-# For each library: the environment variable for its path, its name, and what ndpy.platforms.verbs.distribution calls it.
+# For each library: the environment variable for its path, its name, and what ndpy.platforms.verbs.distribution calls
+# it.
 LIBRARIES = (
     ("NDPY_LIBIBVERBS", "libibverbs.so.1", "libibverbs"),
     ("NDPY_LIBRDMACM", "librdmacm.so.1", "librdmacm"),
@@ -63,8 +65,8 @@ def load() -> None:
             variable, _, thing = LIBRARIES[failed - 1]
             without = f", or do without: {hint}" if (hint := softverbs.hint()) else ""
             raise ProviderNotFoundError(
-                f"{paths[failed - 1]} cannot be used ({reason}); {distribution.read().install(thing)}, or set {variable} to "
-                f"the library's path{without}"
+                f"{paths[failed - 1]} cannot be used ({reason}); {distribution.read().install(thing)}, or set "
+                f"{variable} to the library's path{without}"
             )
         _loaded = True
 
@@ -114,7 +116,9 @@ def has_symbol(name: bytes, library: int = lib.NDPY_SYSTEM) -> bool:
 
 
 def newer_operations(capabilities: Capability) -> int:
-    """The operations that a queue pair has to be created for, as enum ndpy_newer_operation. 0 if ibv_post_send(3) has them all."""
+    """The operations that a queue pair has to be created for, as enum ndpy_newer_operation. 0 if ibv_post_send(3) has
+    them all.
+    """
     atomic_write = lib.NDPY_WITH_ATOMIC_WRITE if Capability.ATOMIC_WRITE in capabilities else 0
     return int(atomic_write | (lib.NDPY_WITH_FLUSH if Capability.FLUSH in capabilities else 0))
 
@@ -131,9 +135,11 @@ def check(operation: str, result: int, message: str = "") -> None:
 
 
 def free_once(owner: Any, field: str, operation: str, call: Callable[[Any], int], none: Any = None) -> None:
-    """Free the native object in a field of its owner. Harmless when repeated. If the provider refuses, the field has it still.
+    """Free the native object in a field of its owner. Harmless when repeated. If the provider refuses, the field has it
+    still.
 
-    Ctrl-C may come after the object has gone. Nobody may free it a second time. So the field has `none` during the call.
+    Ctrl-C may come after the object has gone. Nobody may free it a second time. So the field has `none` during the
+    call.
     """
     native = getattr(owner, field)
     if native == none:

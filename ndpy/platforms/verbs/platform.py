@@ -33,7 +33,8 @@ def list_adapters(provider: str | None = None, version: int | None = None) -> li
         (version, f"version={version!r} is one of NetworkDirect, which only Windows has"),
         (
             provider,
-            f"provider={provider!r} names the DLL of a NetworkDirect provider, which only Windows loads; libibverbs finds its "
+            f"provider={provider!r} names the DLL of a NetworkDirect provider, which only Windows loads; libibverbs "
+            f"finds its "
             "providers itself",
         ),
     ):

@@ -40,7 +40,8 @@ def probe(context: Any, name: str, attributes: Any) -> Probed:
 
 
 def _probe_registration(domain: Any, library: int) -> Capability:
-    """Try whether a region's rights can be changed, whether it can have any address, and whether dma-bufs are supported.
+    """Try whether a region's rights can be changed, whether it can have any address, and whether dma-bufs are
+    supported.
 
     If they are, a bad descriptor gives EBADF.
     """

@@ -1,8 +1,8 @@
 """The page of a siw context that no queue may begin at (Quirk.SIW_REFUSES_A_PAGE).
 
-Queues live in pages that driver and program share. The driver counts the pages of a context from 0 and takes the first free ones
-that suffice. Its library takes the offset of one page for a sign of failure, so the queue that would begin there cannot be created,
-and neither can any later one.
+Queues live in pages that driver and program share. The driver counts the pages of a context from 0 and takes the first
+free ones that suffice. Its library takes the offset of one page for a sign of failure, so the queue that would begin
+there cannot be created, and neither can any later one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def pages_of(entries: int, page: int = mmap.PAGESIZE) -> int:
 
 
 def plan(page: int = mmap.PAGESIZE) -> list[int]:
-    """The entries of completion queues to create in a new context, the first one first. The last one has the page inside it."""
+    """The entries of completion queues to create in a new context, the first one first. The last one has the page
+    inside it.
+    """
     sizes = [1 << power for power in range(_LARGEST.bit_length() - 1, -1, -1)]
     left = _OFFSET // page
     entries = []

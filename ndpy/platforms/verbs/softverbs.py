@@ -1,7 +1,7 @@
 """softverbs, the software adapter soft0 of this package: where its libraries are, and who asks for it.
 
-softverbs needs no kernel module and no privileges. It stands in for hardware, so ndpy takes it only where somebody names it:
-the environment variable NDPY_ADAPTER, an argument, or `ndpy soft run`.
+softverbs needs no kernel module and no privileges. It stands in for hardware, so ndpy takes it only where somebody
+names it: the environment variable NDPY_ADAPTER, an argument, or `ndpy soft run`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ def folder(place: Path = _FOLDER) -> Path:
     checkout = place.parents[3]
     if (checkout / "softrdma" / "Makefile").is_file():
         raise errors.ProviderNotFoundError(
-            f"softverbs, the library of {NAME}, is not built; run `make softverbs` in {checkout} (needs a C compiler and the "
+            f"softverbs, the library of {NAME}, is not built; run `make softverbs` in {checkout} (needs a C compiler "
+            f"and the "
             "headers of libibverbs and librdmacm)"
         )
     raise errors.ProviderNotFoundError(
-        f"this installation of ndpy has no softverbs, the library of {NAME}; ndpy's wheels for Linux contain it: install ndpy "
+        f"this installation of ndpy has no softverbs, the library of {NAME}; ndpy's wheels for Linux contain it: "
+        f"install ndpy "
         "again with pip"
     )
 

@@ -100,8 +100,8 @@ def command(
 
     If there is none, the command prints the reason and the remedy, and its exit status is 1.
 
-    --counters and --watch show what the driver counts on each port, for all programs. Counters of errors come first. Their names
-    are the driver's.
+    --counters and --watch show what the driver counts on each port, for all programs. Counters of errors come first.
+    Their names are the driver's.
     """
     if count is not None and watch_s is None:
         raise click.UsageError("--count needs --watch")

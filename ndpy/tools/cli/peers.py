@@ -1,4 +1,6 @@
-"""Where the other side of a command runs, and how it is reached: a second process here, or `--serve` on another machine."""
+"""Where the other side of a command runs, and how it is reached: a second process here, or `--serve` on another
+machine.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class PeerRefused(Exception):
 
 
 def parse_address(text: str, default_port: int) -> tuple[str, int]:
-    """Split HOST, HOST:PORT, :PORT, [HOST]:PORT or a bare IPv6 address into host, perhaps "", and port. Raises ValueError."""
+    """Split HOST, HOST:PORT, :PORT, [HOST]:PORT or a bare IPv6 address into host, perhaps "", and port. Raises
+    ValueError.
+    """
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
@@ -66,13 +70,15 @@ def common_address(
     version: int | None = None,
     reached: str | None = None,
 ) -> str | None:
-    """The address of the other side that this side can reach, of this IP version if one is given. None if there is none.
+    """The address of the other side that this side can reach, of this IP version if one is given. None if there is
+    none.
 
     Both must be link-local, or neither. Loopback leads to no other machine.
 
     Parameters:
         theirs: the best ones first.
-        reached: the address of the other side on the control connection. It is the best one, if the other side's adapter has it.
+        reached: the address of the other side on the control connection. It is the best one, if the other side's
+            adapter has it.
     """
 
     def kind(address: str) -> tuple[int, bool]:
@@ -123,7 +129,8 @@ class PeerProcess:
         words = [sys.executable, "-m", "ndpy", command, "--serve", "--client", str(listener.port), adapter]
         if source is not None:
             words += ["--source", source]
-        # In its own session or process group, so that Ctrl-C reaches this process only. This process then ends the peer.
+        # In its own session or process group, so that Ctrl-C reaches this process only. This process then ends the
+        # peer.
         self._process = subprocess.Popen(
             words,
             stdin=subprocess.PIPE,

@@ -90,8 +90,8 @@ def answer_hello(
     arguments.finish()
     if theirs != protocol:
         raise BadRequest(
-            f"this side speaks version {protocol} of the protocol of `ndpy {command}` (ndpy {ndpy.__version__}), the other side "
-            f"version {theirs}. Install the same ndpy on both machines"
+            f"this side speaks version {protocol} of the protocol of `ndpy {command}` (ndpy {ndpy.__version__}), the "
+            f"other side version {theirs}. Install the same ndpy on both machines"
         )
     info = adapter.info
     return {
@@ -154,7 +154,9 @@ def serve(
 
 
 def _places(addresses: Sequence[str], host: str) -> list[str]:
-    """The hosts to listen at. Without a host, clients come at every address of the adapter, as to its listen(("", port))."""
+    """The hosts to listen at. Without a host, clients come at every address of the adapter, as to its listen(("",
+    port)).
+    """
     if host:
         return [host]
     hosts = [place for place, _ in listening_addresses(addresses, ("", 0))]

@@ -25,9 +25,9 @@ _NO_ADAPTER = 125
 def command() -> None:
     """Use soft0, the software RDMA adapter of this package, on any Linux machine.
 
-    soft0 needs no RDMA hardware, no module of the kernel and no root. It speaks iWARP over TCP, with the addresses of this
-    machine. ndpy takes it where NDPY_ADAPTER=soft0 or ndpy.open_adapter("soft0") names it. `ndpy soft run` is for all other
-    programs that use libibverbs and librdmacm.
+    soft0 needs no RDMA hardware, no module of the kernel and no root. It speaks iWARP over TCP, with the addresses of
+    this machine. ndpy takes it where NDPY_ADAPTER=soft0 or ndpy.open_adapter("soft0") names it. `ndpy soft run` is for
+    all other programs that use libibverbs and librdmacm.
     """
 
 

@@ -73,7 +73,8 @@ class Source:
             return ""
         return (
             f"the connection uses GID {used.index} ({used.address}, {used.type}) instead of {self.gid.index} "
-            f"({self.gid.address}, {self.gid.type}). rdma_cm chooses the type: cma_roce_mode -d DEVICE -p PORT shows and sets it"
+            f"({self.gid.address}, {self.gid.type}). rdma_cm chooses the type: cma_roce_mode -d DEVICE -p PORT shows "
+            f"and sets it"
         )
 
 
@@ -81,7 +82,9 @@ ANYWHERE = Source()
 
 
 def open_from(which: str | None, source: str | None, gid: str | None) -> tuple[ndpy.Adapter, Source]:
-    """Open an adapter, with `source` or the GID's address as its only address. Raises as open_adapter() does, and UsageError."""
+    """Open an adapter, with `source` or the GID's address as its only address. Raises as open_adapter() does, and
+    UsageError.
+    """
     if source is None and gid is None:
         return ndpy.open_adapter(which), ANYWHERE
     if source is not None and gid is not None:
@@ -107,8 +110,8 @@ def _of_gid(info: ndpy.AdapterInfo, wanted: str) -> Source:
     gid = found[0]
     if not is_address(gid.address) or not any(is_same_address(gid.address, own) for own in info.addresses):
         raise click.UsageError(
-            f"GID {gid.index} ({gid.address}, {gid.type}) is no address of {_port_of(info)}, so connections cannot come from it; "
-            f"--source takes {', '.join(info.addresses) or 'an address, and it has none'}"
+            f"GID {gid.index} ({gid.address}, {gid.type}) is no address of {_port_of(info)}, so connections cannot "
+            f"come from it; --source takes {', '.join(info.addresses) or 'an address, and it has none'}"
         )
     # Of several with the address, rdma_cm chooses.
     return Source(gid.address, gid if len(found) == 1 else None)

@@ -17,7 +17,8 @@ _INSTALL_AGAIN = "install ndpy again with pip"
 def diagnose(adapter: str | None = None) -> list[Finding]:
     """Examine this machine. Never raises for anything that is broken.
 
-    adapter: as for open_adapter(), to leave out other adapters and, if it chooses one, other ports. If there is none of that name, nothing says so.
+    adapter: as for open_adapter(), to leave out other adapters and, if it chooses one, other ports. If there is none of
+        that name, nothing says so.
     """
     try:
         if sys.platform == "linux":

@@ -1,7 +1,7 @@
 """Compares the links of the two ends of a connection, and says which end is probably wrong.
 
-A FAIL keeps data from arriving. A WARN costs speed, loses packets under load, or may be meant that way. Settings that one of
-the systems does not tell are not compared.
+A FAIL keeps data from arriving. A WARN costs speed, loses packets under load, or may be meant that way. Settings that
+one of the systems does not tell are not compared.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from ndpy.tools.doctor.findings import Finding, failed, warned
 from ndpy.tools.doctor.link import LinkDescription
 
 NEAR, FAR = "this end", "the peer"
-# Headers and checksum of a write's packet over IPv6: 40 of IP, 8 of UDP, 12 of BTH, 16 of RETH, 4 of ICRC. Some drivers leave
-# more room, and so choose a smaller packet: iboe_get_mtu() in rdma/ib_addr.h leaves 96.
+# Headers and checksum of a write's packet over IPv6: 40 of IP, 8 of UDP, 12 of BTH, 16 of RETH, 4 of ICRC. Some drivers
+# leave more room, and so choose a smaller packet: iboe_get_mtu() in rdma/ib_addr.h leaves 96.
 _ROCE_HEADERS = 80
 _PAYLOADS = (256, 512, 1024, 2048, 4096)
 _ROCE_LINK_MTU = 4200
@@ -199,7 +199,8 @@ def _gid_types(near: LinkDescription, far: LinkDescription) -> Iterator[Finding]
     yield failed(
         "GID type",
         f"{NEAR}: {near.gid_type} (GID {_told(near.gid_index)}, {_told(near.gid)}), {FAR}: {far.gid_type} (GID "
-        f"{_told(far.gid_index)}, {_told(far.gid)}). Probably {name} is wrong; RoCE v1 and v2 do not talk, and only v2 passes "
+        f"{_told(far.gid_index)}, {_told(far.gid)}). Probably {name} is wrong; RoCE v1 and v2 do not talk, and only v2 "
+        f"passes "
         "routers",
         _at(name) + _rdma_cm_setting(end, "default_roce_mode", '"RoCE v2"') + ", or choose another GID",
     )
@@ -227,8 +228,8 @@ def _flow_control(near: LinkDescription, far: LinkDescription) -> Iterator[Findi
     change = " ".join(f"{priority}:on" for priority in missing)
     yield warned(
         "PFC",
-        f"priority flow control: {NEAR} {_priorities(near.pfc)}{_below(near)}, {FAR} {_priorities(far.pfc)}{_below(far)}. "
-        f"{_guess(name, near.pfc, far.pfc)}; packets get lost under load",
+        f"priority flow control: {NEAR} {_priorities(near.pfc)}{_below(near)}, {FAR} "
+        f"{_priorities(far.pfc)}{_below(far)}. {_guess(name, near.pfc, far.pfc)}; packets get lost under load",
         f"{_at(name)}dcb pfc set dev {_physical(end)} prio-pfc {change}, and the same on the switches",
     )
 
@@ -252,7 +253,8 @@ def _pause(near: LinkDescription, far: LinkDescription) -> Iterator[Finding]:
         if end.pfc and (end.pause_receive or end.pause_send):
             yield warned(
                 "pause frames",
-                f"{name}: pause frames and priority flow control are both on{_below(end)}. An interface does only one of them",
+                f"{name}: pause frames and priority flow control are both on{_below(end)}. An interface does only one "
+                f"of them",
                 f"{_at(name)}ethtool -A {_physical(end)} rx off tx off",
             )
             return
@@ -265,7 +267,8 @@ def _pause(near: LinkDescription, far: LinkDescription) -> Iterator[Finding]:
     name, end = (NEAR, near) if sum(map(bool, mine)) <= sum(map(bool, theirs)) else (FAR, far)
     yield warned(
         "pause frames",
-        f"pause frames: {NEAR} {_pause_words(near)}{_below(near)}, {FAR} {_pause_words(far)}{_below(far)}. Probably {name} is "
+        f"pause frames: {NEAR} {_pause_words(near)}{_below(near)}, {FAR} {_pause_words(far)}{_below(far)}. Probably "
+        f"{name} is "
         "wrong; packets get lost under load",
         f"{_at(name)}ethtool -A {_physical(end)} rx on tx on",
     )
@@ -296,7 +299,8 @@ def _traffic_classes(near: LinkDescription, far: LinkDescription) -> Iterator[Fi
     guess = f"Probably {name} is wrong" if not mine or not theirs else "One of the two is wrong"
     yield warned(
         "traffic class",
-        f"default traffic class (TOS): {NEAR} {mine} ({near.adapter}), {FAR} {theirs} ({far.adapter}). {guess}; switches may put "
+        f"default traffic class (TOS): {NEAR} {mine} ({near.adapter}), {FAR} {theirs} ({far.adapter}). {guess}; "
+        f"switches may put "
         "the two directions into different queues",
         _at(name) + _rdma_cm_setting(end, "default_roce_tos", mine or theirs),
     )

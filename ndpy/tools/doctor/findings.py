@@ -118,14 +118,16 @@ def examine_apart(check: str, module: str, function: str, *arguments: str, limit
             failed(
                 check,
                 f"the process that examined this {_ending(process.returncode)}{words}",
-                "a library or driver that is loaded there is broken; install it again, in a version that fits the others",
+                "a library or driver that is loaded there is broken; install it again, in a version that fits the "
+                "others",
             )
         ]
     if process.returncode:
         # The answer was whole. What the libraries do when a process ends came after it.
         broken = failed(
             check,
-            f"the process that examined this {_ending(process.returncode)} after its answer: programs that use the adapter will end so",
+            f"the process that examined this {_ending(process.returncode)} after its answer: programs that use the "
+            f"adapter will end so",
             "a library or driver that is loaded there is broken; install it again, in a version that fits the others",
         )
         found.append(broken)

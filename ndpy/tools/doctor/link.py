@@ -38,8 +38,8 @@ class LinkDescription:
         speed: the port's speed in words of the system, such as "100 Gb/sec (4X EDR)".
         netdev: the network interface of the GID, which may be a VLAN's, or else of the port.
         link_mtu: the MTU of that interface.
-        physical: the interface that frames leave by: `netdev`, or the one below a VLAN's. Pause frames, PFC and ECN are settings
-            of it.
+        physical: the interface that frames leave by: `netdev`, or the one below a VLAN's. Pause frames, PFC and ECN are
+            settings of it.
         physical_mtu: the MTU of that interface. A VLAN's cannot be larger.
         rdma_mtu: the largest payload of the port's packets. On iWARP there is none.
         gid, gid_index, gid_type: the GID in use, as an IP address.

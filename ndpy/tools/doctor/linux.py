@@ -1,7 +1,7 @@
 """Examines RDMA on this Linux machine: libraries, drivers, devices and their ports.
 
-linux_system.py examines the kernel, the device files and the limits of this process. Whatever calls libibverbs runs in a
-process of its own, so that a broken driver becomes a finding and does not break the examination.
+linux_system.py examines the kernel, the device files and the limits of this process. Whatever calls libibverbs runs in
+a process of its own, so that a broken driver becomes a finding and does not break the examination.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _LAYERS = {"unspecified": "a link layer of the vendor's own"}
 def diagnose(adapter: str | None = None) -> list[Finding]:
     """Examine everything.
 
-    adapter: a name or address, to leave out other adapters. If the environment asks for soft0, which needs nothing of the
-    system but file descriptors, only soft0 and their limit are examined.
+    adapter: a name or address, to leave out other adapters. If the environment asks for soft0, which needs nothing of
+    the system but file descriptors, only soft0 and their limit are examined.
     """
     if softverbs.is_asked_for():
         return [*examine_apart(softverbs.NAME, __name__, "examine_softverbs"), *examine("open files", examine_nofile)]
@@ -126,7 +126,8 @@ def examine_drivers() -> Iterator[Finding]:
     if not named:
         yield warned(
             "drivers",
-            "/etc/libibverbs.d names no driver, so libibverbs finds no adapter unless it was built with its drivers inside",
+            "/etc/libibverbs.d names no driver, so libibverbs finds no adapter unless it was built with its drivers "
+            "inside",
             here.install(distribution.LIBIBVERBS),
         )
     elif absent:
@@ -140,7 +141,9 @@ def examine_drivers() -> Iterator[Finding]:
 
 
 def examine_devices(adapter: str = "") -> list[Finding]:
-    """Examine the devices that libibverbs sees, and each of their ports. adapter: only the one with this name or address."""
+    """Examine the devices that libibverbs sees, and each of their ports. adapter: only the one with this name or
+    address.
+    """
     try:
         listed = list_devices()
     except (NdpyError, OSError) as error:
@@ -292,8 +295,8 @@ def _gids(check: str, info: AdapterInfo, port: PortInfo) -> Finding:
     if port.netdev is None:
         return warned(
             check,
-            "its network interface cannot be seen from here, so connections find no address; it may be in another network "
-            "namespace",
+            "its network interface cannot be seen from here, so connections find no address; it may be in another "
+            "network namespace",
             "run in that namespace: ip netns exec NAME COMMAND, or docker run --network=host",
         )
     give = f"give the interface an address: ip address add ADDRESS/PREFIX dev {netdev}"
@@ -316,7 +319,8 @@ def _gids(check: str, info: AdapterInfo, port: PortInfo) -> Finding:
         return warned(
             check,
             f"no routable GID of RoCE v2: {shown}",
-            "reach only peers on the same link, because version 1 does not pass routers, or take an adapter with version 2",
+            "reach only peers on the same link, because version 1 does not pass routers, or take an adapter with "
+            "version 2",
         )
     return passed(check, shown)
 
@@ -333,6 +337,7 @@ def examine_fork() -> Iterator[Finding]:
     else:
         yield warned(
             "fork",
-            "after a fork(), writing to registered memory can take the page from the adapter, which then uses stale bytes",
+            "after a fork(), writing to registered memory can take the page from the adapter, which then uses stale "
+            "bytes",
             "start processes by the spawn method, or set RDMAV_FORK_SAFE=1, or use Linux 5.12 or later",
         )

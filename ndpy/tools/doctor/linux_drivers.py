@@ -1,7 +1,7 @@
 """The devices that libibverbs lists, and those that it has no fitting driver for.
 
-A driver of libibverbs knows some versions of the interface of its kernel driver (the ABI). If the kernel's is another one,
-libibverbs leaves the device out of its list, and says so only on standard error.
+A driver of libibverbs knows some versions of the interface of its kernel driver (the ABI). If the kernel's is another
+one, libibverbs leaves the device out of its list, and says so only on standard error.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def _misfit(match: re.Match[str]) -> tuple[str, str]:
     least, most, kernel = match["least"], match["most"], match["kernel"]
     known = f"version {least}" if least == most else f"versions {least} to {most}"
     return (
-        f"libibverbs' driver {match['driver']} knows {known} of the interface of the kernel's driver (its ABI), which has version {kernel}",
+        f"libibverbs' driver {match['driver']} knows {known} of the interface of the kernel's driver (its ABI), which "
+        f"has version {kernel}",
         _newer(int(kernel) > int(most)),
     )
 
@@ -74,7 +75,8 @@ def _newer(kernel_is_newer: bool) -> str:
     theirs = f"rdma-core{f' ({packages})' if packages else ''}"
     if kernel_is_newer:
         return (
-            f"the kernel's driver is newer than {theirs} of {here}, so take a newer one: of a later release of the distribution, or "
+            f"the kernel's driver is newer than {theirs} of {here}, so take a newer one: of a later release of the "
+            f"distribution, or "
             "what the card's vendor has for this kernel driver (the same version again does not help)"
         )
     return f"the kernel's driver is older than {theirs} of {here}: take a newer kernel or driver, or an rdma-core of its time"

@@ -39,7 +39,8 @@ def read_link(
 ) -> LinkDescription:
     """Describe the link.
 
-    pause_of, pfc_of: who is asked about the pause frames and the flow control of an interface. By default it is the kernel.
+    pause_of, pfc_of: who is asked about the pause frames and the flow control of an interface. By default it is the
+        kernel.
     """
     pause_of, pfc_of = pause_of or pause_frames, pfc_of or flow_control
     port = port_in_use(info)

@@ -90,8 +90,8 @@ def kernel_release() -> str:
 def examine_device_files(adapter: str = "") -> Iterator[Finding]:
     """Examine whether the device files exist and this process may open them.
 
-    adapter: a name, whose file is wanted. Otherwise, where one file can be opened, those that were not given to this process are
-    for others.
+    adapter: a name, whose file is wanted. Otherwise, where one file can be opened, those that were not given to this
+    process are for others.
     """
     files = device_files.all_files()
     named = [file for file in files if file.is_of(adapter)]
@@ -145,7 +145,8 @@ def examine_memlock() -> Iterator[Finding]:
         more = "" if hard == soft else f" (this process may go to {hard if hard == 'unlimited' else _size(int(hard))})"
         yield verdict(
             check,
-            f"RLIMIT_MEMLOCK is {_size(int(soft))}, of which {pinned} KiB are pinned: no more memory than that can be registered",
+            f"RLIMIT_MEMLOCK is {_size(int(soft))}, of which {pinned} KiB are pinned: no more memory than that can be "
+            f"registered",
             f"{MEMLOCK_REMEDY}{more}",
         )
 

@@ -1,7 +1,8 @@
 """Replaces what tells where a machine is or whose it is: names, IP and hardware addresses, GUIDs.
 
-The same thing is replaced the same way everywhere. Two addresses share as many leading bits afterwards as before, so subnets,
-gateways and routes still fit. Link-local, private and other addresses stay of their kind. The key is random and is thrown away.
+The same thing is replaced the same way everywhere. Two addresses share as many leading bits afterwards as before, so
+subnets, gateways and routes still fit. Link-local, private and other addresses stay of their kind. The key is random
+and is thrown away.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _KINDS = tuple(
 _KEPT = tuple(map(ipaddress.IPv4Network, ("0.0.0.0/32", "127.0.0.0/8", "224.0.0.0/4")))
 # Other addresses get first octets from here on.
 _FIRST_PUBLIC = 20
-# Names that the kernel and systemd make of numbers, or that everybody uses. Others, and those made of hardware addresses, go.
+# Names that the kernel and systemd make of numbers, or that everybody uses. Others, and those made of hardware
+# addresses, go.
 _PLACE = r"(P\d+)?(p\d+s\d+(f\d+)?|s\d+(f\d+)?|o\d+)(np?\w?\d+|[dv]\d+|u\d+)*"
 _INTERFACE = re.compile(rf"lo|(eth|ib|bond|br|team|vlan|docker|virbr)\d+|(en|ib)({_PLACE})|ib\d+|docker0")
 _DEVICE = re.compile(
@@ -47,7 +49,8 @@ _DEVICE = re.compile(
 class Pseudonyms:
     """What stands for what.
 
-    own: the addresses of the machine's interfaces, with their networks. None becomes the address of a network or a broadcast.
+    own: the addresses of the machine's interfaces, with their networks. None becomes the address of a network or a
+        broadcast.
     """
 
     def __init__(self, own: Iterable[ipaddress.IPv4Interface] = ()) -> None:

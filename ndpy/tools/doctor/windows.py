@@ -49,7 +49,8 @@ def examine_process() -> Finding:
     if own == "x86":
         return warned(
             "process",
-            "this Python is an x86 program, which sees the catalogue of 32-bit programs only, where few drivers register",
+            "this Python is an x86 program, which sees the catalogue of 32-bit programs only, where few drivers "
+            "register",
             "use a 64-bit Python",
         )
     return passed("process", f"this Python is an {own} program, which can load {own} providers")

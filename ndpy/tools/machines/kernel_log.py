@@ -118,7 +118,9 @@ def fatal_line(console: str) -> str:
 
 
 def lockup_line(console: str) -> str:
-    """The line that reports a processor that does one thing for two minutes, which does not end then. "" if there is none."""
+    """The line that reports a processor that does one thing for two minutes, which does not end then. "" if there is
+    none.
+    """
     for found in _LOCKUP.finditer(console):
         if int(found[1]) >= _LOCKED_UP_S:
             return found[0].rstrip()

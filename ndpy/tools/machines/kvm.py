@@ -19,8 +19,8 @@ _LIMIT_S = 3.0
 _TURNS = 30_000_000
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-# QEMU maps a firmware of 64 KiB at 0xF0000 and starts it in real mode, at its last 16 bytes. It exits with status 2 n + 1
-# when the number n is written to the port of its device isa-debug-exit.
+# QEMU maps a firmware of 64 KiB at 0xF0000 and starts it in real mode, at its last 16 bytes. It exits with status 2 n +
+# 1 when the number n is written to the port of its device isa-debug-exit.
 _BASE = 0xF0000
 _SIZE = 0x10000
 _START = 0xFFF0

@@ -32,7 +32,9 @@ def write_all(fd: int, data: bytes) -> None:
 
 @dataclass(frozen=True)
 class Wire:
-    """One Ethernet card of a VM: its MAC address, its IPv4 and IPv6 addresses, and its options for QEMU's -netdev and -device."""
+    """One Ethernet card of a VM: its MAC address, its IPv4 and IPv6 addresses, and its options for QEMU's -netdev and
+    -device.
+    """
 
     mac: str
     ipv4: str

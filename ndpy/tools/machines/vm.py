@@ -6,8 +6,8 @@ programs at the same paths. Two facts shape this module:
 - The VM's serial console loses and garbles output under load. virtme-ng gives QEMU this process's own standard streams,
   whose last bytes can be lost when the VM ends. So the command's output, the kernel log and the exit status use four
   virtio ports. Each is a Unix socket on this machine. A write in the VM returns before QEMU has passed the bytes on.
-  So each stream ends with a random mark, and the VM runs until all marks have arrived. The kernel log has a random name of
-  its own for this run, so that a command that prints the log does not end its output.
+  So each stream ends with a random mark, and the VM runs until all marks have arrived. The kernel log has a random name
+  of its own for this run, so that a command that prints the log does not end its output.
 - A shutdown inside the VM can hang for ever on an adapter that is still in use. So the VM is ended from outside.
 """
 
@@ -42,10 +42,11 @@ _END_LIMIT_S = 30.0
 _LOOK_FOR_LOCKUP_S = 5.0
 # A kernel that panics still prints for a while, and may then hang.
 _AFTER_PANIC_S = 3.0
-# An emulated machine with several processors may panic in one boot, when it gets little time, and boot well the next time.
+# An emulated machine with several processors may panic in one boot, when it gets little time, and boot well the next
+# time.
 _BOOTS_AGAIN = 2
-# udev's only rules in the VM. With those of the distribution it loads a module for each device of the PC, which takes half of
-# the time of a boot in emulation.
+# udev's only rules in the VM. With those of the distribution it loads a module for each device of the PC, which takes
+# half of the time of a boot in emulation.
 _UDEV_RULES = 'SUBSYSTEM=="virtio-ports", ATTR{name}=="?*", SYMLINK+="virtio-ports/$attr{name}"\n'
 _PORTS = ("control", "log", "out", "err")
 
@@ -490,7 +491,8 @@ def run(
     place: Place | None = None,
     merged: bool | None = None,
 ) -> Outcome:
-    """Run `command` in a VM. Its output goes to this process's standard output and error as it arrives, or where `place` says.
+    """Run `command` in a VM. Its output goes to this process's standard output and error as it arrives, or where
+    `place` says.
 
     limit_s: after this many seconds the VM is ended. Booting has its own limit.
     say: called with one line about progress.
@@ -534,6 +536,6 @@ def _explain_panics(kernel: tools.Kernel, machine: Machine, panics: int, console
     return (
         f"Linux {kernel.version} ({kernel.image}) panicked in each of {panics} boots, before the command began: "
         f"{kernel_log.fatal_line(console)}\n"
-        f"Choose another kernel of {machine.kernel_root / 'lib/modules'} (--kernel VERSION){one_processor}. The end of its console:\n"
-        f"{kernel_log.console_tail(console)}"
+        f"Choose another kernel of {machine.kernel_root / 'lib/modules'} (--kernel VERSION){one_processor}. The end of "
+        f"its console:\n{kernel_log.console_tail(console)}"
     )

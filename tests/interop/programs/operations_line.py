@@ -1,8 +1,8 @@
 """An end that does as it is told: atomic operations, and numbers beside messages and writes. operations_pyverbs.py and
 operations_ibverbs.py supply the calls.
 
-It prints "endpoint NUMBER PSN ADDRESS RKEY" and reads "NUMBER PSN GID ADDRESS RKEY" of its peer. Then it prints "connected". Each
-further line is a command, and has an answer:
+It prints "endpoint NUMBER PSN ADDRESS RKEY" and reads "NUMBER PSN GID ADDRESS RKEY" of its peer. Then it prints
+"connected". Each further line is a command, and has an answer:
 
     fetch_and_add ADD, compare_and_swap COMPARE SWAP   on the peer's memory: "ended STATUS FORMER"
     write LENGTH NUMBER, send LENGTH NUMBER            the first bytes of the alphabet, with a number: "ended STATUS"

@@ -59,7 +59,9 @@ class Peer(PeerLink):
         self._send(BEAT)
 
     def finish(self, wait_s: float = 0.0) -> dict[str, Any]:
-        """Receive the answer to the command of begin(). The peer may work on it for as long as it says that it makes progress."""
+        """Receive the answer to the command of begin(). The peer may work on it for as long as it says that it makes
+        progress.
+        """
         while (answer := super().finish(wait_s)) == BEAT:
             pass
         return answer

@@ -34,8 +34,8 @@ def pattern(seed: int, size: int) -> bytes:
 class End:
     """One side of a run.
 
-    Contexts of requests, for N queue pairs: the index of the queue pair for its groups, N more than that for its receives,
-    and OTHER for everything else.
+    Contexts of requests, for N queue pairs: the index of the queue pair for its groups, N more than that for its
+    receives, and OTHER for everything else.
 
     number: 0 for the measuring side, 1 for the serving side. The two sides send different bytes.
     """

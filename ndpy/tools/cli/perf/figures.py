@@ -93,7 +93,9 @@ class Distribution:
         return self._us(math.sqrt(square))
 
     def histogram(self) -> list[Bucket]:
-        """The times by size. Each bucket is a fixed part of a doubling, so that histograms can be compared. None is empty."""
+        """The times by size. Each bucket is a fixed part of a doubling, so that histograms can be compared. None is
+        empty.
+        """
         buckets: Counter[int] = Counter()
         for time, times in self._counts.items():
             buckets[math.floor(math.log2(max(time, 1) / self._divisor) * _BUCKETS_OF_DOUBLING)] += times

@@ -1,7 +1,7 @@
 """The hot loops: everything that runs while the clock does.
 
-They are written for speed: what they use is in local variables, lists are made before, and times go to an array. A faster way to
-post or to take completions belongs here:
+They are written for speed: what they use is in local variables, lists are made before, and times go to an array. A
+faster way to post or to take completions belongs here:
 
 - taker() is the only place that takes completions.
 - _posters() is the only place that posts the requests of a bandwidth test.
@@ -37,7 +37,8 @@ _TICK_NS = 250_000_000
 
 #: In a latency test of messages one send in so many has a completion.
 _SIGNAL_EVERY = 16
-#: The most sends of such a test that have not ended as far as the loop knows. An answer may arrive before the completion.
+#: The most sends of such a test that have not ended as far as the loop knows. An answer may arrive before the
+#: completion.
 _MAX_OWED = 48
 
 _SILENT = int(Flags.SILENT_SUCCESS)
@@ -50,7 +51,9 @@ Take = Callable[[int], list[ndpy.Completion]]
 
 @dataclass
 class Tally:
-    """What a side has moved: groups, and the time from the first post to the last completion. Valid also after an exception."""
+    """What a side has moved: groups, and the time from the first post to the last completion. Valid also after an
+    exception.
+    """
 
     groups: int = 0
     ns: int = 0
@@ -242,7 +245,8 @@ def _waits_for(
 ) -> str:
     """What a loop of a bandwidth test waits for.
 
-    outstanding, held: the index of the queue pair for each group without a completion, and for each that waits for credit.
+    outstanding, held: the index of the queue pair for each group without a completion, and for each that waits for
+        credit.
     """
     of_each, held_of_each = Counter(outstanding), Counter(held)
     told = []
@@ -323,7 +327,8 @@ def exchange(
 ) -> None:
     """Send `groups` groups of messages, and take the messages that come meanwhile. See stream().
 
-    A receiver is never without a receive: a side sends no more than the other side has granted. An empty message is a grant.
+    A receiver is never without a receive: a side sends no more than the other side has granted. An empty message is a
+    grant.
 
     expected: go on until this side has received so many messages since the connection began.
     """

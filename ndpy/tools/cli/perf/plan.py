@@ -1,4 +1,6 @@
-"""What is measured: the tests, and the plan of a run. The measuring side makes the plan and sends it to the serving side."""
+"""What is measured: the tests, and the plan of a run. The measuring side makes the plan and sends it to the serving
+side.
+"""
 
 from __future__ import annotations
 
@@ -179,8 +181,8 @@ class Plan:
             return f"{self.group} requests at a time do not fit a depth of {self.depth}"
         if self.memory > MAX_MEMORY:
             return (
-                f"{self.queue_pairs} queue pairs with messages of {self.largest} bytes need {self.memory // MIB} MiB on each "
-                f"side; at most {MAX_MEMORY // MIB} are allowed"
+                f"{self.queue_pairs} queue pairs with messages of {self.largest} bytes need {self.memory // MIB} MiB "
+                f"on each side; at most {MAX_MEMORY // MIB} are allowed"
             )
         return ""
 

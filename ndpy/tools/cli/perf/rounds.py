@@ -61,7 +61,8 @@ def quiet() -> Iterator[None]:
 
 
 def send_all(end: End, watch: Watch, now: Round, tally: Tally, beat: Beat, tick: Tick) -> None:
-    """This side's part of a bandwidth test: the warm-up, what counts, and a last message that can be told from the others.
+    """This side's part of a bandwidth test: the warm-up, what counts, and a last message that can be told from the
+    others.
 
     tick: called now and then with the number of groups that have ended, of those that count.
     """

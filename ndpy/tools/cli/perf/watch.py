@@ -46,7 +46,9 @@ class Watch:
         self._deadline = self._next_look = 0.0
 
     def restart(self) -> None:
-        """Another loop begins, whose progress starts anew. Without this, its wait may look like a part of the last loop's."""
+        """Another loop begins, whose progress starts anew. Without this, its wait may look like a part of the last
+        loop's.
+        """
         self.progress = -1
         self._next_look = 0.0
 

@@ -14,7 +14,8 @@ from ndpy import Capability
 if TYPE_CHECKING:
     from ndpy.tools.cli.smoke.testbed import Testbed
 
-#: The groups in the order in which they run. Each value is the module of ndpy.tools.cli.smoke.checks with the group's checks.
+#: The groups in the order in which they run. Each value is the module of ndpy.tools.cli.smoke.checks with the group's
+#: checks.
 GROUPS = {
     "load": "load",
     "enumerate": "load",
@@ -31,7 +32,8 @@ GROUPS = {
     "performance": "performance",
 }
 
-#: A check returns what it saw, for the report. If it fails, it raises Failure, or lets an exception of the library pass.
+#: A check returns what it saw, for the report. If it fails, it raises Failure, or lets an exception of the library
+#: pass.
 Body = Callable[["Testbed"], str]
 
 

@@ -12,7 +12,9 @@ from ndpy.vocabulary.info import as_named
 
 
 def describe_own(info: ndpy.AdapterInfo, queue_pair: ndpy.QueuePair | None) -> LinkDescription:
-    """Describe this end's link, with the GID that the queue pair uses. The MTU may have changed since the adapter was opened."""
+    """Describe this end's link, with the GID that the queue pair uses. The MTU may have changed since the adapter was
+    opened.
+    """
     path = None
     if queue_pair is not None:
         with contextlib.suppress(ndpy.NdpyError):

@@ -208,7 +208,9 @@ class ClientSession:
         return answer
 
     def _through_window(self, end: ConnectionEnd, memory: Memory, access: Access) -> ndpy.RemoteMemory:
-        """Give this end's peer access to all of the memory: by the region's own rights if regions have any, else by a window."""
+        """Give this end's peer access to all of the memory: by the region's own rights if regions have any, else by a
+        window.
+        """
         if Capability.REGION_ACCESS in self._adapter.info.capabilities:
             return memory.region.remote()
         window = self._adapter.create_memory_window()

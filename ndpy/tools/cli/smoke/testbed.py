@@ -99,7 +99,9 @@ def peer_refusal(expected: str, what: str) -> Iterator[None]:
 
 @dataclass
 class Connection:
-    """A connection. `near` is this side's end. `far` is the peer's, which has posted receives. `used`: how many are taken."""
+    """A connection. `near` is this side's end. `far` is the peer's, which has posted receives. `used`: how many are
+    taken.
+    """
 
     testbed: Testbed
     near: ConnectionEnd
@@ -152,8 +154,9 @@ class Connection:
     def let_writes_arrive(self) -> None:
         """Wait until the writes that have completed here are in the peer's memory.
 
-        On iWARP a write completes before it has arrived, and on Windows the transport may be iWARP. A message is received after
-        all that was sent before it. The peer of RoCE and InfiniBand acknowledges a write, so there the bytes must be there.
+        On iWARP a write completes before it has arrived, and on Windows the transport may be iWARP. A message is
+        received after all that was sent before it. The peer of RoCE and InfiniBand acknowledges a write, so there the
+        bytes must be there.
         """
         if not self.testbed.writes_are_acknowledged:
             self.send_through(self.testbed.ping)
@@ -291,7 +294,8 @@ class Testbed:
         return "refused with ACCESS_VIOLATION"
 
     def address(self, version: int | None = None) -> str | None:
-        """An address of the peer that this adapter can reach, of this IP version if one is given. None if there is none.
+        """An address of the peer that this adapter can reach, of this IP version if one is given. None if there is
+        none.
 
         Both must be link-local, or neither.
         """
@@ -374,8 +378,8 @@ class Testbed:
             family = f"IPv{version}" if version else "IP"
             raise Failure(
                 f"{self.info.name} ({', '.join(self.info.addresses) or 'no address'}) and the peer's "
-                f"{self.peer.description.adapter} ({', '.join(self.peer.description.addresses) or 'no address'}) have no "
-                f"{family} address in common. Give the network interface one (ip address add)"
+                f"{self.peer.description.adapter} ({', '.join(self.peer.description.addresses) or 'no address'}) have "
+                f"no {family} address in common. Give the network interface one (ip address add)"
             )
         number, port = self.peer.listen(host)
         return number, (as_seen_here(host, self._reached), port)

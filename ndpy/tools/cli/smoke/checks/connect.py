@@ -136,7 +136,9 @@ def nobody_listens(testbed: Testbed) -> str:
 
 @check("connect", "rejected")
 def rejected(testbed: Testbed) -> str:
-    """A server's rejection arrives with its private data. The queue pair can try again (on iWARP: a new queue pair can)."""
+    """A server's rejection arrives with its private data. The queue pair can try again (on iWARP: a new queue pair
+    can).
+    """
     end = testbed.new_end()
     listener, address = testbed.peer_listener()
     why = pattern(7, min(32, testbed.info.max_callee_data))

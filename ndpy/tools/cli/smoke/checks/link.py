@@ -106,8 +106,8 @@ def path_mtu(testbed: Testbed) -> str:
     ports = [end.rdma_mtu for end in (near, far) if end.rdma_mtu]
     note = f", although both ports allow {min(ports)}" if len(ports) == 2 and mtu < min(ports) else ""
     return (
-        f"packets of {_LENGTHS[0]} to {mtu} bytes and messages of {_LENGTHS[-1]} arrive in both directions; the connection uses "
-        f"path MTU {mtu}{note}; {_mtus(near, far)}"
+        f"packets of {_LENGTHS[0]} to {mtu} bytes and messages of {_LENGTHS[-1]} arrive in both directions; the "
+        f"connection uses path MTU {mtu}{note}; {_mtus(near, far)}"
     )
 
 
@@ -151,7 +151,9 @@ def _finish(testbed: Testbed, connection: Connection) -> None:
 def _explain(
     reach: _Reach, sender: str, receiver: str, links: tuple[LinkDescription, LinkDescription], mtu: int
 ) -> str:
-    """Say which packets do not arrive, and which end or what else is the likely reason. links: the sender's, the receiver's."""
+    """Say which packets do not arrive, and which end or what else is the likely reason. links: the sender's, the
+    receiver's.
+    """
     what = "packets" if mtu and reach.lost <= mtu else "messages"
     some = (
         f"{what} of {reach.arrived} bytes arrive, those of {reach.lost} do not" if reach.arrived else "nothing arrives"

@@ -47,7 +47,9 @@ def tokens(testbed: Testbed) -> str:
 
 @check("register", "on-demand", needs=(Capability.ON_DEMAND_PAGING,))
 def on_demand(testbed: Testbed) -> str:
-    """With on-demand paging, requests read and write the right bytes, also in untouched pages and across a page boundary."""
+    """With on-demand paging, requests read and write the right bytes, also in untouched pages and across a page
+    boundary.
+    """
     connection = testbed.connect()
     far = testbed.peer_memory(256, Access.REMOTE_WRITE | Access.REMOTE_READ, connection)
     buffer = mmap.mmap(-1, 16 * mmap.PAGESIZE)

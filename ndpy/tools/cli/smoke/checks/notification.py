@@ -25,7 +25,9 @@ def _expecting(testbed: Testbed, receives: int) -> Connection:
 
 @check("notification", "wait")
 def wait(testbed: Testbed) -> str:
-    """wait() returns when a message arrives and raises TimeoutError at its deadline. It uses no processor time meanwhile."""
+    """wait() returns when a message arrives and raises TimeoutError at its deadline. It uses no processor time
+    meanwhile.
+    """
     connection = _expecting(testbed, 1)
     used, started = time.process_time(), time.monotonic()
     with refusal(ndpy.TimeoutError, "waiting on an empty completion queue"):

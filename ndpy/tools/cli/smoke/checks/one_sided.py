@@ -105,7 +105,8 @@ def _refused(
 ) -> str:
     """Fail unless the peer's adapter refuses this request.
 
-    forge: moves the target by this many bytes, beyond the memory of the descriptor. token: flips these bits of the token.
+    forge: moves the target by this many bytes, beyond the memory of the descriptor. token: flips these bits of the
+        token.
     """
     witness = testbed.connect()
     connection = testbed.connect(receives=1)

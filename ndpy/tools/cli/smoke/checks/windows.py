@@ -34,7 +34,9 @@ _AMOUNT = 64
 
 @dataclass
 class _WindowSetup:
-    """16 KiB of memory for windows over its second 4 KiB, the connection that they are bound to, and memory of the peer."""
+    """16 KiB of memory for windows over its second 4 KiB, the connection that they are bound to, and memory of the
+    peer.
+    """
 
     testbed: Testbed
     connection: Connection
@@ -100,7 +102,9 @@ def _set_up(testbed: Testbed, access: Access = Access.LOCAL_WRITE) -> _WindowSet
 
 @check("windows", "write", needs=_NEEDS)
 def write(testbed: Testbed) -> str:
-    """A peer can write to a window, over a region that has no remote rights itself. Bytes outside the window do not change."""
+    """A peer can write to a window, over a region that has no remote rights itself. Bytes outside the window do not
+    change.
+    """
     setup = _set_up(testbed)
     window = setup.bind()
     expect(window.is_bound and window.length == _SIZE, f"the window says length {window.length}")
