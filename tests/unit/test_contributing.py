@@ -22,7 +22,12 @@ def code(document: str) -> list[str]:
 
 
 def sources(*folders: str) -> str:
-    return "".join(path.read_text("utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return "".join(
+        path.read_text("utf-8")
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.[cp]*")
+        if path.suffix in (".py", ".c")
+    )
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -57,9 +62,9 @@ def test_the_commands_exist(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_the_functions_and_tests_exist(document):
-    text = sources("ndpy", "tests")
+    text = sources("ndpy", "tests", "cdefs")
     for name in {name for each in code(document) for name in re.findall(r"^\.?(\w+)\([^)]*\)$|^(test_\w+)$", each)}:
-        assert f"def {''.join(name)}(" in text, name
+        assert re.search(rf"^[\w ]*[ *]{''.join(name)}\(", text, re.MULTILINE), name
 
 
 def test_the_one_test_passes():
