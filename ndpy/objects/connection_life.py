@@ -31,6 +31,7 @@ from ndpy.vocabulary.addresses import Address, numeric_host, resolve_destination
 if TYPE_CHECKING:
     from ndpy.objects.adapter import Adapter
     from ndpy.objects.queue_pair import QueuePair
+    from ndpy.objects.queue_pair_connection import QueuePairConnection
 
 # In these states there is a connection, or one is being made.
 _ACTIVE = ("connecting", "offered", "completing", "accepting", "established")
@@ -187,7 +188,7 @@ class ConnectionLife(Resource, ConnectorSteps):
             self._native_established()
             self._succeed_pending()
 
-    def _on_message(self, queue_pair: QueuePair) -> None:
+    def _on_message(self, queue_pair: QueuePairConnection) -> None:
         """A message of the peer proves the connection. Requests can be posted, though accept() may not have returned yet."""
         with self._state_lock:
             if self.queue_pair is queue_pair and self._state in ("accepting", "completing"):
