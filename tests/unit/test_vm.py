@@ -1,4 +1,4 @@
-"""ndpy softroce with a real VM. Each test boots one, so one test checks all that one boot can show."""
+"""ndpy vm with a real VM. Each test boots one, so one test checks all that one boot can show."""
 
 import os
 import signal

@@ -58,7 +58,7 @@ exec((here / f"host-{number}").read_text())
 time.sleep(600)
 """
 
-# Runs the two hosts as `ndpy softroce` does, in a process of its own.
+# Runs the two hosts as `ndpy vm` does, in a process of its own.
 PROGRAM = """
 import sys
 from pathlib import Path
