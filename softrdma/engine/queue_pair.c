@@ -212,6 +212,14 @@ void qp_end(struct queue_pair *qp, struct stream *stream, nd_status first)
         srq_forget(qp->srq, qp, &stream->after.srq_wake);
 }
 
+static void notify_queues(struct queue_pair *qp, bool initiator, bool receive)
+{
+    if (initiator)
+        cq_notify(qp->initiator_cq);
+    if (receive)
+        cq_notify(qp->receive_cq);
+}
+
 void qp_fail(struct queue_pair *qp, nd_status first)
 {
     bool initiator = false, receive = false;
@@ -223,10 +231,7 @@ void qp_fail(struct queue_pair *qp, nd_status first)
         flush_receives(qp, &receive);
     }
     lock_release(&qp->lock);
-    if (initiator)
-        cq_notify(qp->initiator_cq);
-    if (receive)
-        cq_notify(qp->receive_cq);
+    notify_queues(qp, initiator, receive);
 }
 
 static struct stream *stream_of(struct queue_pair *qp)
@@ -258,6 +263,15 @@ static void give_back(struct queue_pair *qp, struct stream *stream, bool *initia
     lock_release(&qp->lock);
 }
 
+/* The stream is locked. */
+static void give_up_attempt(struct stream *stream)
+{
+    if (stream->phase == STREAM_CLOSED)
+        return;
+    stream_tell(stream, EVENT_FAILED, ND_CANCELED);
+    stream_withdraw(stream);
+}
+
 void qp_finish_now(struct queue_pair *qp)
 {
     struct stream *stream = stream_of(qp);
@@ -267,9 +281,8 @@ void qp_finish_now(struct queue_pair *qp)
         if (stream->phase >= STREAM_ESTABLISHED) {
             stream_disconnect(stream);
             give_back(qp, stream, &stream->after.initiator_cq, &stream->after.receive_cq);
-        } else if (stream->phase != STREAM_CLOSED) {
-            stream_tell(stream, EVENT_FAILED, ND_CANCELED);
-            stream_withdraw(stream);
+        } else {
+            give_up_attempt(stream);
         }
         stream_unlock(stream);
         stream_drop(stream);
@@ -277,20 +290,12 @@ void qp_finish_now(struct queue_pair *qp)
     qp_fail(qp, ND_CANCELED);
 }
 
-bool qp_has_ended(struct queue_pair *qp)
+enum queue_pair_state qp_state(struct queue_pair *qp)
 {
     lock_acquire(&qp->lock);
-    bool ended = qp->state == QP_ENDED;
+    enum queue_pair_state state = qp->state;
     lock_release(&qp->lock);
-    return ended;
-}
-
-bool qp_lingers(struct queue_pair *qp)
-{
-    lock_acquire(&qp->lock);
-    bool lingers = qp->state == QP_LINGERING;
-    lock_release(&qp->lock);
-    return lingers;
+    return state;
 }
 
 static void pump(struct stream *stream)
@@ -509,10 +514,7 @@ nd_status qp_flush(struct queue_pair *qp)
         stream_unlock(stream);
         stream_drop(stream);
     }
-    if (initiator)
-        cq_notify(qp->initiator_cq);
-    if (receive)
-        cq_notify(qp->receive_cq);
+    notify_queues(qp, initiator, receive);
     return ND_SUCCESS;
 }
 
@@ -536,9 +538,8 @@ static void qp_closed(struct object *object)
                 stream_end(stream);
             else
                 stream_close(stream);
-        } else if (stream->phase != STREAM_CLOSED) {
-            stream_tell(stream, EVENT_FAILED, ND_CANCELED);
-            stream_withdraw(stream);
+        } else {
+            give_up_attempt(stream);
         }
         stream_unlock(stream);
         stream_drop(stream);
@@ -550,10 +551,7 @@ static void qp_closed(struct object *object)
     flush_initiator(qp, ND_CANCELED, &initiator);
     flush_receives(qp, &receive);
     lock_release(&qp->lock);
-    if (initiator)
-        cq_notify(qp->initiator_cq);
-    if (receive)
-        cq_notify(qp->receive_cq);
+    notify_queues(qp, initiator, receive);
     windows_forget(object->adapter, qp);
     cq_unlist(qp->receive_cq, &qp->receive_user);
     cq_unlist(qp->initiator_cq, &qp->initiator_user);

@@ -201,9 +201,7 @@ void qp_fail(struct queue_pair *queue_pair, nd_status first);
 /* Ends the connection as a Disconnect does, but waits for no outcome: all requests are given back during the call. What
  * the peer is owed is sent in the background. Without a connection it is qp_fail(). Call it without locks. */
 void qp_finish_now(struct queue_pair *queue_pair);
-/* It has ended, and does not linger. */
-bool qp_has_ended(struct queue_pair *queue_pair);
-bool qp_lingers(struct queue_pair *queue_pair);
+enum queue_pair_state qp_state(struct queue_pair *queue_pair);
 void qp_resume(struct queue_pair *queue_pair);
 /* A completion queue overran, so the connection ends. Call it without locks. */
 void qp_break(struct queue_pair *queue_pair);

@@ -145,8 +145,8 @@ static void look_at_requests(struct timer *timer)
     pairing->watching = false;
     if (pairing->asked_ms == 0 && qp_has_requests(pairing->engine))
         pairing->asked_ms = now;
-    bool over =
-        pairing->qp == NULL || (pairing->left ? !qp_lingers(pairing->engine) : pairing->done || pairing->connected);
+    bool over = pairing->qp == NULL ||
+                (pairing->left ? qp_state(pairing->engine) != QP_LINGERING : pairing->done || pairing->connected);
     bool late = !over && pairing->asked_ms != 0 && now - pairing->asked_ms > pairing->patience_ms;
     if (!over && !late)
         watch(pairing);

@@ -333,7 +333,7 @@ EXPORT int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *out, int mask, s
         return EIO;
     pthread_mutex_lock(&qp->lock);
     /* An end that nobody has told of yet. */
-    if (qp_has_ended(qp->qp) && qp->attributes.qp_state > IBV_QPS_INIT)
+    if (qp_state(qp->qp) == QP_ENDED && qp->attributes.qp_state > IBV_QPS_INIT)
         set_state(qp, IBV_QPS_ERR);
     *out = qp->attributes;
     out->cap = qp->initial.cap;
