@@ -1,6 +1,6 @@
 """Connections for programs: messages of any length, and transfers to and from memory of the peer.
 
-All of a connection runs in the thread of its event loop. AtEnd in life.py says what happens if the loop is closed before the
+All of a connection runs in the thread of its event loop. Finally in life.py says what happens if the loop is closed before the
 connection. life.py has the states of a connection, messages.py and transfers.py have what it is for, and channel.py has what it is
 made of.
 """
@@ -19,7 +19,7 @@ from ndpy import errors
 from ndpy.aio.channel import SILENT, Channel
 from ndpy.aio.errors import ConnectionEndedError, ProtocolError
 from ndpy.aio.hub import Hub
-from ndpy.aio.life import ALIVE, USABLE, AtEnd, Event, Life
+from ndpy.aio.life import ALIVE, USABLE, Event, Finally, Life
 from ndpy.aio.memory import Memory, length_of, room_of
 from ndpy.aio.messages import Messages
 from ndpy.aio.protocol import Hello, Protocol
@@ -301,7 +301,7 @@ class Connection(Uncopied):
         """
         self._life.require(USABLE)
         exposure = Exposure(self._transfers)
-        async with AtEnd(self._life, exposure.end):
+        async with Finally(self._life, exposure.end):
             # The program may tell the peer by another way than this connection.
             yield await exposure.begin(memory, access, wait=True)
 
@@ -329,7 +329,7 @@ class Connection(Uncopied):
             raise
 
     async def _take_leave(self) -> None:
-        async with AtEnd(self._life, self._on_left):
+        async with Finally(self._life, self._on_left):
             try:
                 await self._say_goodbye()
             except asyncio.CancelledError:
@@ -370,7 +370,7 @@ class Connection(Uncopied):
 
     def _on_end(self) -> None:
         if self._loop.is_closed():
-            # Nobody waits any more, and this may be a finalizer, see AtEnd.
+            # Nobody waits any more, and this may be a finalizer, see Finally.
             self.adapter._events.call_soon(self._free_natively)
             return
         self._messages.end()
@@ -386,7 +386,7 @@ class Connection(Uncopied):
 
     async def _free(self) -> None:
         self._life.on(Event.FREE)
-        async with AtEnd(self._life, self._leave_all):
+        async with Finally(self._life, self._leave_all):
             await self._transfers.end()
             await in_thread(self._free_natively)
 
@@ -434,5 +434,5 @@ class Connection(Uncopied):
         await self.close()
 
     def on_dropped(self) -> None:
-        """A coroutine that used the connection was dropped, see AtEnd. The connection ends."""
+        """A coroutine that used the connection was dropped, see Finally. The connection ends."""
         self._life.on_dropped()

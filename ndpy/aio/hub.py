@@ -149,7 +149,7 @@ class Hub(Uncopied):
         self._users += 1
 
     def on_dropped(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """See AtEnd in life.py."""
+        """See Finally in life.py."""
         start_soon(self.loop, end)
 
     async def leave(self) -> None:

@@ -189,7 +189,7 @@ class Life:
         return max(0.0, min(math.inf if timeout_s is None else timeout_s, self._latest - self.loop.time()))
 
     def on_dropped(self, end: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """A coroutine that used the connection was dropped, see AtEnd. The connection ends."""
+        """A coroutine that used the connection was dropped, see Finally. The connection ends."""
         try:
             self.loop.call_soon_threadsafe(self._end_for_dropped, end)
         except RuntimeError:
@@ -201,8 +201,8 @@ class Life:
             start(self.loop, end)
 
 
-class AtEnd:
-    """`async with AtEnd(user, end)`: what `finally: await end()` does, also if the coroutine is dropped.
+class Finally:
+    """`async with Finally(user, end)`: what `finally: await end()` does, also if the coroutine is dropped.
 
     When a loop is closed before its tasks have ended, or a program forgets a task, the garbage collector closes the coroutine with
     GeneratorExit. It does so in any thread, which may hold any lock. So nothing may wait then, and no provider is called: the loop

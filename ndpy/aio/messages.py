@@ -15,7 +15,7 @@ from typing import Any
 from ndpy import errors
 from ndpy.aio.channel import Channel
 from ndpy.aio.errors import ConnectionEndedError, ConnectionResetError, ProtocolError
-from ndpy.aio.life import ALIVE, SENDING, AtEnd, Event
+from ndpy.aio.life import ALIVE, SENDING, Event, Finally
 from ndpy.aio.memory import Memory, length_of, room_of, view_of
 from ndpy.aio.protocol import HEADER_LENGTH, Frame, Kind, Protocol
 from ndpy.aio.tasks import Turns, Waiters
@@ -99,7 +99,7 @@ class Messages(Uncopied):
 
     async def _offer(self, protocol: Protocol, data: Memory) -> None:
         exposure, channel = Exposure(self._transfers), self._channel
-        async with AtEnd(self.life, exposure.end):
+        async with Finally(self.life, exposure.end):
             async with self._turns:
                 remote = await exposure.begin(data, Access.REMOTE_READ, wait=False)
                 await self._room_for(lambda: protocol.may_offer and bool(channel.control_slots.free))
@@ -154,7 +154,7 @@ class Messages(Uncopied):
             else:
                 view_of(into)[: frame.length] = self._contents(incoming)
         except GeneratorExit:
-            # See AtEnd.
+            # See Finally.
             raise
         except BaseException:
             self._put_back(incoming)

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from ndpy import errors
 from ndpy.aio.connection import Connection
 from ndpy.aio.hub import Hub
-from ndpy.aio.life import AtEnd
+from ndpy.aio.life import Finally
 from ndpy.aio.protocol import MAX_OFFERS, MAX_SLOT_SIZE, MAX_SLOTS, MIN_SLOT_SIZE, Hello
 from ndpy.aio.tasks import finish, in_thread, start, start_soon
 from ndpy.objects.adapter import Adapter
@@ -109,7 +109,7 @@ def connect(
         hub = Hub.join(adapter)
         #: They are freed beside the next attempt, because the kernel may hold them for long (Quirk.IWARP_DESTROY_WAITS).
         failed: list[Connection] = []
-        async with AtEnd(hub, hub.leave):
+        async with Finally(hub, hub.leave):
             for left in range(len(found), 0, -1):
                 share_s = None if timeout_s is None else max(0.0, end - loop.time()) / left
                 try:
@@ -301,7 +301,7 @@ class Server(Uncopied):
     async def close(self) -> None:
         """Stop listening, cancel the handlers, and close their connections as Connection.close() does. Harmless when repeated."""
         if self._loop.is_closed():
-            # This may be a finalizer, see AtEnd.
+            # This may be a finalizer, see Finally.
             self._hub.adapter._events.call_soon(self._listener.close)
             return
         if self._closing is None:
@@ -333,7 +333,7 @@ class Server(Uncopied):
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if kind is GeneratorExit and not self._loop.is_closed():
-            # See AtEnd.
+            # See Finally.
             start_soon(self._loop, self.close)
         else:
             if kind is not None and issubclass(kind, (asyncio.CancelledError, KeyboardInterrupt, SystemExit)):

@@ -64,7 +64,7 @@ class Turns:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.count -= 1
         if kind is GeneratorExit:
-            # See AtEnd in life.py. After the loop's end nobody can be woken.
+            # See Finally in life.py. After the loop's end nobody can be woken.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._lock.release)
         else:

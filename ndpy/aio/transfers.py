@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.aio.channel import BIND, INDEX, SILENT, TRANSFER, Channel, error_of
 from ndpy.aio.hub import LONG_REGISTRATION, Hub
-from ndpy.aio.life import ALIVE, AtEnd
+from ndpy.aio.life import ALIVE, Finally
 from ndpy.aio.memory import Memory, length_of, part_of
 from ndpy.aio.tasks import finish, in_thread, start
 from ndpy.cache.lease import Lease
@@ -169,7 +169,7 @@ class Transfers(Uncopied):
         longest = self.adapter.info.max_transfer_length
         posted: list[asyncio.Future[BaseException | None]] = []
         element, lease = await self.lease(memory, length, access)
-        async with AtEnd(self.life, lambda: self._end_move(posted, lease)):
+        async with Finally(self.life, lambda: self._end_move(posted, lease)):
             for start in range(0, length, longest):
                 end = min(start + longest, length)
                 part = element if end - start == length else part_of(element, start, end)

@@ -161,7 +161,6 @@ MAKERS = {
     "platforms.verbs": {"adapter"},
     "platforms.networkdirect": {"adapter", "version1.adapter", "events"},
     "cache": {"registration_cache"},
-    "aio": {"connection"},
     "tools.cli": {"smoke.testbed"},
 }
 
