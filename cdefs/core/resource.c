@@ -30,6 +30,7 @@ PyTypeObject *resource_type, *orphans_type;
 PyObject *closed_error;
 MUTEX(circle_mutex)
 static unsigned long long serials;
+static PyObject *name_defunct, *name_closed_maker;
 
 static int is_open(const Resource *self)
 {
@@ -130,7 +131,9 @@ static Adapter *parent_of(const Resource *self)
 /* Some types have a setter of their own. Runs no Python code. */
 static void set_defunct(Resource *self, PyObject *value)
 {
-    if (PyObject_SetAttrString((PyObject *)self, "_defunct", value) < 0)
+    if (PyObject_TypeCheck((PyObject *)self, region_type))
+        replace((PyObject *)self, &self->defunct, Py_NewRef(value));
+    else if (PyObject_SetAttr((PyObject *)self, name_defunct, value) < 0)
         PyErr_WriteUnraisable((PyObject *)self);
 }
 
@@ -192,6 +195,29 @@ static int call(PyObject *self, const char *method)
     return nothing ? 0 : -1;
 }
 
+static PyObject *closed_region(PyObject *range, PyObject *Py_UNUSED(none))
+{
+    PyObject *memory = PyImport_ImportModule("ndpy.objects.memory");
+    PyObject *make = memory ? PyObject_GetAttrString(memory, "_closed") : NULL;
+    PyObject *error = make ? PyObject_CallObject(make, range) : NULL;
+
+    Py_XDECREF(memory);
+    Py_XDECREF(make);
+    return error;
+}
+
+static PyMethodDef closed_region_method = {"closed_region", closed_region, METH_NOARGS, NULL};
+
+/* What _closed_maker() is for others, without the text. It does not refer to the region, whose buffer would stay. */
+static PyObject *region_closed_maker(const Region *region)
+{
+    PyObject *range = Py_BuildValue("(KK)", region->address, region->length);
+    PyObject *maker = range ? PyCFunction_NewEx(&closed_region_method, range, NULL) : NULL;
+
+    Py_XDECREF(range);
+    return maker;
+}
+
 /* The provider's object has gone. closed: makes the error for its use, or NULL. Returns 0, or -1 with an error. */
 static int mark_closed(Resource *self, PyObject *closed)
 {
@@ -200,7 +226,7 @@ static int mark_closed(Resource *self, PyObject *closed)
     int failed = 0;
 
     if (!closed)
-        closed = PyObject_CallMethod((PyObject *)self, "_closed_maker", NULL);
+        closed = PyObject_CallMethodObjArgs((PyObject *)self, name_closed_maker, NULL);
     PyErr_Fetch(&type, &value, &traceback);
     if (!closed) {
         failed = -1;
@@ -249,7 +275,7 @@ static int close_now(PyObject *self)
     if (!is_open((Resource *)self))
         return 0;
     if (PyObject_TypeCheck(self, region_type)) {
-        closed = PyObject_CallMethod(self, "_closed_maker", NULL);
+        closed = region_closed_maker((Region *)self);
         if (!closed)
             return -1;
         if (region_deregister((Region *)self))
@@ -469,7 +495,9 @@ int add_resources(PyObject *module)
 
     closed_error = errors ? PyObject_GetAttrString(errors, "ClosedError") : NULL;
     Py_XDECREF(errors);
-    if (!closed_error || PyModule_AddFunctions(module, functions) < 0)
+    name_defunct = interned("_defunct");
+    name_closed_maker = interned("_closed_maker");
+    if (!closed_error || !name_defunct || !name_closed_maker || PyModule_AddFunctions(module, functions) < 0)
         return -1;
     resource_type = add_type(module, &resource_spec);
     orphans_type = add_type(module, &orphans_spec);

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 from ndpy import _core
@@ -101,6 +100,7 @@ def _region_of(length: int, address: int) -> str:
 
 
 def _closed(address: int, length: int) -> ClosedError:
+    """What a region raises that was closed. cdefs/core/resource.c calls it."""
     return ClosedError(f"{_region_of(length, address)} is closed")
 
 
@@ -346,10 +346,6 @@ class MemoryRegion(_core.MemoryRegion, Resource, RegionSteps):
                 self._adapter = domain
                 self._opened()
             self._mark_still_open()
-
-    def _closed_maker(self) -> Callable[[], NdpyError]:
-        # Quicker than to make the text now.
-        return partial(_closed, self.address, self.length)
 
     def _on_exit(self) -> None:
         if isinstance(self.buffer, tuple) and not self._is_kept:
