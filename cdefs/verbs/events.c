@@ -31,23 +31,10 @@ int ndpy_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_a
     return ibv_query_port(context, port, (struct _compat_ibv_port_attr *)out);
 }
 
-static uint64_t now(void)
-{
-    struct timespec time;
-
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
-
 int ndpy_register(struct ibv_pd *pd, void *address, size_t length, int access, struct ndpy_registration *out)
 {
-    uint64_t begin = now();
-    int error;
-
     out->region = (uintptr_t)ibv_reg_mr(pd, address, length, access);
-    error = out->region ? 0 : errno ? errno : EIO;
-    out->nanoseconds = now() - begin;
-    return error;
+    return out->region ? 0 : errno ? errno : EIO;
 }
 
 int ndpy_register_at(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, int access,

@@ -111,11 +111,9 @@ void ndpy_connecting_give_up(struct ndpy_connecting *connecting);
 void ndpy_connecting_free(struct ndpy_connecting *connecting);
 int ndpy_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *out);
 /* ibv_reg_mr(). It writes the address of the ibv_mr to `out`, because a returned region would be lost if a signal
-   handler raised as the call returns. nanoseconds: how long the call took, without the wait for the interpreter's lock.
-   Returns 0 or an errno. */
+   handler raised as the call returns. Returns 0 or an errno. */
 struct ndpy_registration {
     uint64_t region;
-    uint64_t nanoseconds;
 };
 int ndpy_register(struct ibv_pd *pd, void *address, size_t length, int access, struct ndpy_registration *out);
 /* ibv_reg_mr_iova2(): elements and peers use the address iova. */

@@ -95,17 +95,6 @@ def test_a_queue_pair_that_the_provider_refuses_says_why(fake, adapter, queue):
         adapter.create_queue_pair(queue)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_registrations_that_share_the_processor_are_judged_by_their_part_of_the_time(adapter, monkeypatch, count):
-    took = []
-    registering = adapter._registering
-    with monkeypatch.context() as patch:
-        patch.setattr(registering.quick_lengths, "note_registration", lambda *measured: took.append(measured))
-        patch.setattr(registering, "_running", {number: threading.current_thread() for number in range(count)})
-        registering.note_duration(4096, 3000)
-    assert took == [(4096, 3000 // count)]
-
-
 # ---- adapters ----
 
 

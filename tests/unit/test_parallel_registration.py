@@ -21,8 +21,8 @@ from kit.deadlines import DEADLINE_S, wait_until
 from racing import Elsewhere
 
 import ndpy
+from ndpy.platforms.verbs import registering
 from ndpy.platforms.verbs.memory import VerbsMemoryRegion
-from ndpy.platforms.verbs.registering import QuickLengths
 
 # Larger than begin_register() registers in the calling thread.
 LARGE = 1 << 16
@@ -46,16 +46,8 @@ def former_threads():
 
 
 @pytest.fixture(autouse=True)
-def slow_if_large(request, monkeypatch):
-    """Hand everything from 64 KiB up to the threads, however fast the provider is. Tests with `measured` are exempt."""
-    if "measured" not in request.fixturenames:
-        monkeypatch.setattr(QuickLengths, "note_registration", lambda self, length, nanoseconds: None)
-        monkeypatch.setattr(QuickLengths, "note_hand_off", lambda self, nanoseconds: None)
-
-
-@pytest.fixture
-def measured() -> None:
-    """Let measurements decide what goes to the threads."""
+def several_processors(monkeypatch):
+    monkeypatch.setattr(registering, "usable_processors", lambda: 2)
 
 
 @pytest.fixture
@@ -120,54 +112,16 @@ def test_a_small_one_is_registered_before_the_call_returns(adapter, length):
     pending.result(0).close()
 
 
-def at_once(quick: QuickLengths, length: int) -> bool:
-    return length.bit_length() in quick.bits
-
-
-def test_what_has_not_been_measured_is_handed_over_if_it_is_large(measured):
-    quick = QuickLengths(2)
-    assert [at_once(quick, length) for length in (1, (1 << 16) - 1, 1 << 16, 1 << 30)] == [True, True, False, False]
-
-
-def test_what_took_no_longer_than_handing_over_is_made_at_once(measured):
-    quick = QuickLengths(2)
-    quick.note_registration(1 << 20, 90_000)
-    assert at_once(quick, 1 << 20)
-    assert not at_once(quick, 1 << 21)
-    quick.note_registration(4096, 1_000_000)
-    assert not at_once(quick, 4096)
-    quick.note_hand_off(20_000)
-    assert not at_once(quick, 1 << 20)
-    for _ in range(200):
-        quick.note_hand_off(50_000_000)
-    assert at_once(quick, 4096)
-    # Above 2 ms nothing is registered in the calling thread, however slow the threads are.
-    quick.note_registration(4096, 2_000_001)
-    assert not at_once(quick, 4096)
-
-
-def test_with_one_processor_all_is_made_at_once_that_takes_up_to_2_ms(measured):
-    quick = QuickLengths(1)
-    assert not at_once(quick, 1 << 20)
-    quick.note_hand_off(20_000)
-    for nanoseconds, expected in ((2_000_000, True), (2_000_001, False)):
-        quick.note_registration(1 << 20, nanoseconds)
-        assert at_once(quick, 1 << 20) is expected
-
-
-def test_a_provider_that_is_slow_for_all_lengths_is_left_to_the_threads(fake, adapter, measured):
-    fake.settings.delay_us = 3000
-    adapter.begin_register(bytearray(4096)).result(0).close()
-    pending = adapter.begin_register(bytearray(4096))
-    assert not pending.done()
-    assert len(threads()) == 1
-    pending.result(DEADLINE_S).close()
-    # When the provider is fast again, the second registration from now is made in the calling thread.
-    fake.settings.delay_us = 0
-    adapter.begin_register(bytearray(4096)).result(DEADLINE_S).close()
-    last = adapter.begin_register(bytearray(4096))
-    assert last.done()
-    last.result(0).close()
+@pytest.mark.parametrize(("processors", "length"), [(1, (1 << 22) - 1), (2, (1 << 16) - 1)])
+def test_fewer_are_left_to_threads_with_a_single_processor(fake, monkeypatch, processors, length):
+    monkeypatch.setattr(registering, "usable_processors", lambda: processors)
+    with fake.open() as adapter:
+        pending = adapter.begin_register(bytearray(length))
+        assert pending.done()
+        assert not threads()
+        pending.result(0).close()
+        adapter.begin_register(bytearray(length + 1)).result(DEADLINE_S).close()
+        assert len(threads()) == 1
 
 
 def test_one_that_was_made_at_once_is_a_future_like_all_others(adapter):
@@ -183,15 +137,6 @@ def test_one_that_was_made_at_once_is_a_future_like_all_others(adapter):
     assert concurrent.futures.wait([large, small], DEADLINE_S).done == {small, large}
     for pending in (small, large):
         pending.result(0).close()
-
-
-def test_a_quick_provider_registers_large_buffers_at_once(fake, adapter, measured):
-    adapter.begin_register(bytearray(1 << 20)).result().close()
-    running = threads()
-    pending = adapter.begin_register(bytearray(1 << 20))
-    assert pending.done()
-    assert threads() == running
-    pending.result(0).close()
 
 
 def test_what_cannot_be_registered_is_refused_at_once(fake, adapter):
@@ -371,7 +316,7 @@ def test_a_deadline_holds_although_no_thread_has_begun(fake, adapter):
     assert fake.seen.registered == 0
 
 
-def test_64_at_once_take_at_most_0_7_of_the_time_of_one_after_the_other(fake, adapter, measured):
+def test_64_at_once_take_at_most_0_7_of_the_time_of_one_after_the_other(fake, adapter):
     """A registration that takes 1 ms."""
     fake.settings.delay_us = 1000
     buffers = [bytearray(1 << 20) for _ in range(64)]

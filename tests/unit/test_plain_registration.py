@@ -92,16 +92,6 @@ def test_it_has_the_attributes_that_a_registration_in_python_has(adapter):
     assert plain == attributes(adapter._register_in_python(buffer, Access.REMOTE_READ, None))
 
 
-def test_it_teaches_begin_register_nothing(fake, adapter):
-    """begin_register() judges by its own registrations."""
-    bits = set(adapter._registering.quick_lengths.bits)
-    fake.settings.delay_us = 3000
-    adapter.register(bytearray(4096)).close()
-    assert adapter._registering.quick_lengths.bits == bits
-    adapter.begin_register(bytearray(4096)).result(0).close()
-    assert adapter._registering.quick_lengths.bits != bits
-
-
 # ---- failures ----
 
 

@@ -184,8 +184,6 @@ def _as_region(handle: int) -> Any:
 
 class VerbsMemoryRegion(MemoryRegion):
     _adapter: VerbsAdapter
-    #: How long registering took.
-    _took_ns = 0
     _native_call: Callable[[VerbsAdapter, int, int, Access, Any], None] = staticmethod(register_pages)
 
     def _native_register(self) -> None:
@@ -196,7 +194,6 @@ class VerbsMemoryRegion(MemoryRegion):
         finally:
             if out.region:
                 self._handle = out.region
-        self._took_ns = out.nanoseconds
         self._read_tokens()
 
     @property
