@@ -1,8 +1,8 @@
 /* Posting and polling, for every provider.
 
-   A provider has a constant struct native of functions of its own, and calls the functions here with it. These become
-   part of their callers. So the compiler knows the constant there, and calls the provider's functions directly or makes
-   them part of the caller too.
+   A provider has a constant struct native_steps of functions of its own, and calls the functions here with it. These
+   become part of their callers. So the compiler knows the constant there, and calls the provider's functions directly
+   or makes them part of the caller too.
 
    Silent requests alone would never retire (see rings.h). So every half ring of them has one that is signaled. Its
    completion is internal.
@@ -15,7 +15,7 @@
 
 #include "rings.h"
 
-/* A result of struct native's post(): the request counts as posted, but the provider will not complete it.
+/* A result of struct native_steps's post(): the request counts as posted, but the provider will not complete it.
    ndpy_cancel_rest ends it. */
 #define NATIVE_NEVER_COMPLETES (-100)
 
@@ -37,7 +37,7 @@
    datagram: adds what a datagram brought with it. NULL if there are none.
    translate_all, translate_other: translate_all() and translate_rest() as functions that do not become part of their
    callers. */
-struct native {
+struct native_steps {
     void *(*elements)(void *out, const struct ndpy_element *elements, uint32_t count);
     void (*data_request)(void *request, uint32_t operation, void *elements, uint32_t count,
                          const struct ndpy_remote *remote);
@@ -45,7 +45,7 @@ struct native {
     int (*receive)(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void *elements, uint32_t count);
     int (*receive_shared)(struct ndpy_shared_queue *queue, struct ndpy_slot *slot, void *elements, uint32_t count);
     int no_memory;
-    const struct native *extended;
+    const struct native_steps *extended;
     uint32_t result_size;
     int (*poll)(struct ndpy_completion_queue *cq, void *results, uint32_t count);
     struct ndpy_slot *(*slot)(const void *result);
@@ -147,7 +147,7 @@ HOT int check_request(const struct ndpy_queue_pair *qp, uint32_t operation, uint
 /* ---- posting ---- */
 
 /* Posts a checked request. completed: the operation of the completion. remote: NULL if there is none. */
-HOT int post_initiator(const struct native *native, struct ndpy_queue_pair *qp, uint32_t completed, uint32_t flags,
+HOT int post_initiator(const struct native_steps *steps, struct ndpy_queue_pair *qp, uint32_t completed, uint32_t flags,
                        uint64_t context, uint64_t nbytes, const struct ndpy_remote *remote, void *request)
 {
     struct ndpy_ring *ring = qp->initiator;
@@ -156,7 +156,7 @@ HOT int post_initiator(const struct native *native, struct ndpy_queue_pair *qp, 
 
     if (atomic_load_explicit(&qp->connection, memory_order_acquire) == NDPY_NEVER_CONNECTED)
         return NDPY_NOT_CONNECTED;
-    error = ring_next(ring, &slot, native->no_memory);
+    error = ring_next(ring, &slot, steps->no_memory);
     if (error)
         return error;
     slot->context = context;
@@ -173,7 +173,7 @@ HOT int post_initiator(const struct native *native, struct ndpy_queue_pair *qp, 
     if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED)
         error = NATIVE_NEVER_COMPLETES;
     else
-        error = native->post(qp, slot, request, signaled);
+        error = steps->post(qp, slot, request, signaled);
     if (error == NATIVE_NEVER_COMPLETES) {
         slot->flags &= NDPY_MARKER;
         return 0;
@@ -187,33 +187,33 @@ HOT int post_initiator(const struct native *native, struct ndpy_queue_pair *qp, 
 }
 
 /* Posts a bind or an invalidation. */
-HOT int post_window_request(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
-                            uint64_t context, uint64_t nbytes, void *request)
+HOT int post_window_request(const struct native_steps *steps, struct ndpy_queue_pair *qp, uint32_t operation,
+                            uint32_t flags, uint64_t context, uint64_t nbytes, void *request)
 {
     if (!offers(qp, operation))
         return NDPY_UNSUPPORTED;
     if (flags & ~(uint32_t)operations[operation].flags)
         return NDPY_BAD_FLAGS;
-    return post_initiator(native, qp, operation, flags, context, nbytes, NULL, request);
+    return post_initiator(steps, qp, operation, flags, context, nbytes, NULL, request);
 }
 
 /* ndpy_post_marker(). request: room for one, as in post_request(). */
-HOT int post_marker(const struct native *native, struct ndpy_queue_pair *qp, void *request)
+HOT int post_marker(const struct native_steps *steps, struct ndpy_queue_pair *qp, void *request)
 {
     static const struct ndpy_remote nowhere;
     struct ndpy_slot *slot;
 
     if (!ring_in_flight(qp->initiator) || !qp->initiator->silent_run)
         return 0;
-    if (ring_next(qp->initiator, &slot, native->no_memory))
+    if (ring_next(qp->initiator, &slot, steps->no_memory))
         return 0;
     slot->context = 0;
     slot->nbytes = 0;
     slot->operation = NDPY_SEND;
     slot->flags = NDPY_MARKER;
-    native->data_request(request, NDPY_SEND, NULL, 0, &nowhere);
+    steps->data_request(request, NDPY_SEND, NULL, 0, &nowhere);
     ring_commit(qp->initiator, slot);
-    if (native->post(qp, slot, request, 1)) {
+    if (steps->post(qp, slot, request, 1)) {
         ring_withdraw(qp->initiator);
         return 0;
     }
@@ -224,7 +224,7 @@ HOT int post_marker(const struct native *native, struct ndpy_queue_pair *qp, voi
 enum { MOST_DATAGRAM_ELEMENTS = 31 };
 
 /* Gives a receive of a datagram to the provider, with the memory for its header before its elements. */
-APART int receive_datagram(const struct native *native, struct ndpy_queue_pair *qp, struct ndpy_slot *slot,
+APART int receive_datagram(const struct native_steps *steps, struct ndpy_queue_pair *qp, struct ndpy_slot *slot,
                            const struct ndpy_element *elements, uint32_t count)
 {
     struct ndpy_element all[1 + MOST_DATAGRAM_ELEMENTS];
@@ -234,17 +234,17 @@ APART int receive_datagram(const struct native *native, struct ndpy_queue_pair *
     all[0] = (struct ndpy_element){(uintptr_t)qp->receive->headers + (uint64_t)HEADER_SIZE * slot->index,
                                    qp->receive->header_token, HEADER_SIZE};
     memcpy(all + 1, elements, count * sizeof *elements);
-    return native->receive(qp, slot, native->elements(qp->elements, all, count + 1), count + 1);
+    return steps->receive(qp, slot, steps->elements(qp->elements, all, count + 1), count + 1);
 }
 
-HOT int post_receive(const struct native *native, struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context,
+HOT int post_receive(const struct native_steps *steps, struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context,
                      const struct ndpy_element *elements, uint32_t count, uint64_t nbytes)
 {
     struct ndpy_slot *slot;
     int error = check_request(qp, NDPY_RECEIVE, flags, elements, count, NULL, nbytes);
 
     if (!error)
-        error = ring_next(qp->receive, &slot, native->no_memory);
+        error = ring_next(qp->receive, &slot, steps->no_memory);
     if (error)
         return error;
     slot->context = context;
@@ -256,9 +256,9 @@ HOT int post_receive(const struct native *native, struct ndpy_queue_pair *qp, ui
         return 0;
     if (qp->receive->headers) {
         slot->flags |= NDPY_HEADED;
-        error = receive_datagram(native, qp, slot, elements, count);
+        error = receive_datagram(steps, qp, slot, elements, count);
     } else {
-        error = native->receive(qp, slot, native->elements(qp->elements, elements, count), count);
+        error = steps->receive(qp, slot, steps->elements(qp->elements, elements, count), count);
     }
     if (error)
         ring_withdraw(qp->receive);
@@ -266,7 +266,7 @@ HOT int post_receive(const struct native *native, struct ndpy_queue_pair *qp, ui
 }
 
 /* Posts an operation that is not `plain` here. */
-APART int post_special(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
+APART int post_special(const struct native_steps *steps, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
                        uint64_t context, const struct ndpy_element *elements, uint32_t count,
                        const struct ndpy_remote *remote, uint64_t nbytes, void *request)
 {
@@ -275,42 +275,42 @@ APART int post_special(const struct native *native, struct ndpy_queue_pair *qp, 
     if (refused)
         return refused;
     if (operations[operation].traits & HAS_OTHER_CALL)
-        native = native->extended;
-    native->data_request(request, operation, native->elements(qp->elements, elements, count), count, remote);
-    return post_initiator(native, qp, operations[operation].completes_as, flags, context, nbytes, remote, request);
+        steps = steps->extended;
+    steps->data_request(request, operation, steps->elements(qp->elements, elements, count), count, remote);
+    return post_initiator(steps, qp, operations[operation].completes_as, flags, context, nbytes, remote, request);
 }
 
-HOT int post_elements(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
-                      uint64_t context, const struct ndpy_element *elements, uint32_t count,
-                      const struct ndpy_remote *remote, void *request)
+HOT int rings_post_elements(const struct native_steps *steps, struct ndpy_queue_pair *qp, uint32_t operation,
+                            uint32_t flags, uint64_t context, const struct ndpy_element *elements, uint32_t count,
+                            const struct ndpy_remote *remote, void *request)
 {
     uint64_t nbytes = total_length(elements, count);
     int refused;
 
     if (operation == NDPY_RECEIVE)
-        return post_receive(native, qp, flags, context, elements, count, nbytes);
+        return post_receive(steps, qp, flags, context, elements, count, nbytes);
     if (!(qp->plain >> operation & 1))
-        return post_special(native, qp, operation, flags, context, elements, count, remote, nbytes, request);
+        return post_special(steps, qp, operation, flags, context, elements, count, remote, nbytes, request);
     refused = check_limits(qp, operation, flags, count, nbytes);
     if (refused)
         return refused;
-    native->data_request(request, operation, native->elements(qp->elements, elements, count), count, remote);
-    return post_initiator(native, qp, operation, flags, context, nbytes, remote, request);
+    steps->data_request(request, operation, steps->elements(qp->elements, elements, count), count, remote);
+    return post_initiator(steps, qp, operation, flags, context, nbytes, remote, request);
 }
 
 /* ndpy_post(). request: room for one. Compiled twice, because most requests have one element. */
-HOT int post_request(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
+HOT int post_request(const struct native_steps *steps, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
                      uint64_t context, const struct ndpy_element *elements, uint32_t count,
                      const struct ndpy_remote *remote, void *request)
 {
     if (count == 1)
-        return post_elements(native, qp, operation, flags, context, elements, 1, remote, request);
-    return post_elements(native, qp, operation, flags, context, elements, count, remote, request);
+        return rings_post_elements(steps, qp, operation, flags, context, elements, 1, remote, request);
+    return rings_post_elements(steps, qp, operation, flags, context, elements, count, remote, request);
 }
 
 /* ndpy_post_shared(). */
-HOT int post_shared(const struct native *native, struct ndpy_shared_queue *queue, uint32_t slot_index, uint64_t context,
-                    const struct ndpy_element *elements, uint32_t count)
+HOT int post_shared(const struct native_steps *steps, struct ndpy_shared_queue *queue, uint32_t slot_index,
+                    uint64_t context, const struct ndpy_element *elements, uint32_t count)
 {
     struct ndpy_slot *slot = &queue->slots[slot_index];
     uint64_t nbytes = total_length(elements, count);
@@ -322,20 +322,20 @@ HOT int post_shared(const struct native *native, struct ndpy_shared_queue *queue
     slot->context = context;
     slot->nbytes = nbytes;
     slot->operation = NDPY_RECEIVE;
-    return native->receive_shared(queue, slot, native->elements(queue->elements, elements, count), count);
+    return steps->receive_shared(queue, slot, steps->elements(queue->elements, elements, count), count);
 }
 
 /* ---- polling ---- */
 
 /* Translates the completion of one request of a queue pair that succeeded, and that the program gets. Returns 0 for any
    other one. 0 is every provider's number for success. */
-HOT int translate_success(const struct native *native, const void *result, const struct ndpy_slot *slot,
+HOT int translate_success(const struct native_steps *steps, const void *result, const struct ndpy_slot *slot,
                           struct ndpy_completion *out)
 {
     struct ndpy_ring *ring = slot->ring;
     uint32_t sequence = slot->sequence, retired;
 
-    if (native->status(result) || slot->flags & (NDPY_SILENT_SUCCESS | NDPY_MARKER | NDPY_HEADED) || !ring)
+    if (steps->status(result) || slot->flags & (NDPY_SILENT_SUCCESS | NDPY_MARKER | NDPY_HEADED) || !ring)
         return 0;
     retired = atomic_load_explicit(&ring->retired, memory_order_relaxed);
     if (slot->flags & NDPY_LISTED) {
@@ -352,8 +352,8 @@ HOT int translate_success(const struct native *native, const void *result, const
         .retired = sequence + 1 - retired,
     };
     if (slot->operation == NDPY_RECEIVE) {
-        out->nbytes = native->bytes(result);
-        native->received(result, out);
+        out->nbytes = steps->bytes(result);
+        steps->received(result, out);
     }
     atomic_store_explicit(&ring->retired, sequence + 1, memory_order_release);
     return 1;
@@ -377,7 +377,7 @@ APART void note_failure(struct ndpy_ring *ring, const struct ndpy_slot *slot)
 }
 
 /* Translates any other completion. */
-HOT void translate_rest(const struct native *native, const void *result, struct ndpy_slot *slot,
+HOT void translate_rest(const struct native_steps *steps, const void *result, struct ndpy_slot *slot,
                         struct ndpy_completion *out)
 {
     struct ndpy_ring *ring = slot->ring;
@@ -387,15 +387,15 @@ HOT void translate_rest(const struct native *native, const void *result, struct 
 
     out->context = slot->context;
     out->operation = slot->operation;
-    out->native_status = native->status(result);
-    out->status = native->translate_status(out->native_status, slot->operation, slot->flags);
-    out->vendor_status = out->status == NDPY_SUCCESS ? 0 : native->vendor_status(result);
+    out->native_status = steps->status(result);
+    out->status = steps->translate_status(out->native_status, slot->operation, slot->flags);
+    out->vendor_status = out->status == NDPY_SUCCESS ? 0 : steps->vendor_status(result);
     out->flags = 0;
     out->slot = ring ? 0 : sequence;
     if (out->status != NDPY_SUCCESS)
         out->nbytes = 0;
     else
-        out->nbytes = slot->operation == NDPY_RECEIVE ? native->bytes(result) : slot->nbytes;
+        out->nbytes = slot->operation == NDPY_RECEIVE ? steps->bytes(result) : slot->nbytes;
     if (ring) {
         newly = (int32_t)(sequence + 1 - atomic_load_explicit(&ring->retired, memory_order_relaxed));
         out->queue_pair = ring->number;
@@ -412,7 +412,7 @@ HOT void translate_rest(const struct native *native, const void *result, struct 
         if (out->status != NDPY_SUCCESS)
             note_failure(ring, slot);
     } else {
-        out->queue_pair = native->queue_pair(result);
+        out->queue_pair = steps->queue_pair(result);
         out->retired = 0;
         out->flags = NDPY_FROM_SHARED_QUEUE;
         if (slot->operation == NDPY_INVALIDATE)
@@ -421,33 +421,33 @@ HOT void translate_rest(const struct native *native, const void *result, struct 
             out->retired = shared_queue_of(slot)->name;
     }
     if (slot->operation == NDPY_RECEIVE && out->status == NDPY_SUCCESS) {
-        native->received(result, out);
-        if (slot->flags & NDPY_HEADED && native->datagram)
-            native->datagram(result, slot, out);
+        steps->received(result, out);
+        if (slot->flags & NDPY_HEADED && steps->datagram)
+            steps->datagram(result, slot, out);
     }
     /* From here on another thread may post with the slot, and the next datagram's header may come to its memory. */
     if (newly > 0)
         atomic_store_explicit(&ring->retired, sequence + 1, memory_order_release);
 }
 
-HOT const void *result_at(const struct native *native, const void *results, int place)
+HOT const void *result_at(const struct native_steps *steps, const void *results, int place)
 {
-    return (const char *)results + (size_t)place * native->result_size;
+    return (const char *)results + (size_t)place * steps->result_size;
 }
 
 /* The completion of a plain receive, which is most of the work of a poll. model: of the same queue pair. */
-HOT void translate_receive(const struct native *native, const void *result, uint64_t context,
+HOT void translate_receive(const struct native_steps *steps, const void *result, uint64_t context,
                            const struct ndpy_completion *model, struct ndpy_completion *out)
 {
     out->context = context;
-    out->nbytes = native->bytes(result);
+    out->nbytes = steps->bytes(result);
     memcpy(&out->operation, &model->operation, sizeof *out - offsetof(struct ndpy_completion, operation));
 }
 
 /* Translates plain results that end the receives of a list from number `sequence` of the ring on, if the list is the
    oldest posting. Returns how many. The receives of a queue pair complete in order. So if the first and the last result
    end receives that are as far apart as the results, the others end those between them. */
-HOT int translate_listed(const struct native *native, const void *results, int count, const struct ndpy_slot *slot,
+HOT int translate_listed(const struct native_steps *steps, const void *results, int count, const struct ndpy_slot *slot,
                          const struct ndpy_completion *model, uint32_t sequence, struct ndpy_completion *out)
 {
     struct ndpy_ring *ring = slot->ring;
@@ -461,35 +461,37 @@ HOT int translate_listed(const struct native *native, const void *results, int c
     left = (int)(atomic_load_explicit(&posting->count, memory_order_relaxed) - slot->sequence);
     if (left < count)
         count = left;
-    if (native->slot(result_at(native, results, count - 1)) != slot + count - 1)
+    if (steps->slot(result_at(steps, results, count - 1)) != slot + count - 1)
         return 0;
 #pragma GCC unroll 4
     for (int done = 0; done < count; done++)
-        translate_receive(native, result_at(native, results, done), slot[done].context, model, &out[done]);
+        translate_receive(steps, result_at(steps, results, done), slot[done].context, model, &out[done]);
     if (count == left)
         atomic_store_explicit(&ring->postings.first, first + 1, memory_order_release);
     return count;
 }
 
 /* The same for receives that were posted one by one. */
-HOT int translate_unlisted(const struct native *native, const void *results, int count, const struct ndpy_slot *slot,
-                           const struct ndpy_completion *model, uint32_t sequence, struct ndpy_completion *out)
+HOT int translate_unlisted(const struct native_steps *steps, const void *results, int count,
+                           const struct ndpy_slot *slot, const struct ndpy_completion *model, uint32_t sequence,
+                           struct ndpy_completion *out)
 {
     uint32_t posted = atomic_load_explicit(&slot->ring->posted, memory_order_acquire) - sequence;
     int done = 0;
 
     if (posted < (uint32_t)count)
         count = (int)posted;
-    for (; done < count && native->slot(result_at(native, results, done)) == slot && slot->sequence == sequence;
+    for (; done < count && steps->slot(result_at(steps, results, done)) == slot && slot->sequence == sequence;
          done++, sequence++, slot = slot->next)
-        translate_receive(native, result_at(native, results, done), slot->context, model, &out[done]);
+        translate_receive(steps, result_at(steps, results, done), slot->context, model, &out[done]);
     return done;
 }
 
 /* Translates plain results, if they end the oldest receives of a queue pair, one after the other. Returns how many. */
-HOT int translate_receives(const struct native *native, const void *results, int count, struct ndpy_completion *out)
+HOT int translate_receives(const struct native_steps *steps, const void *results, int count,
+                           struct ndpy_completion *out)
 {
-    const struct ndpy_slot *slot = native->slot(results);
+    const struct ndpy_slot *slot = steps->slot(results);
     struct ndpy_ring *ring = slot->ring;
     struct ndpy_completion model = {.operation = NDPY_RECEIVE, .retired = 1};
     uint32_t sequence;
@@ -500,46 +502,46 @@ HOT int translate_receives(const struct native *native, const void *results, int
     model.queue_pair = ring->number;
     sequence = atomic_load_explicit(&ring->retired, memory_order_relaxed);
     if (slot->flags & NDPY_LISTED)
-        done = translate_listed(native, results, count, slot, &model, sequence, out);
+        done = translate_listed(steps, results, count, slot, &model, sequence, out);
     else
-        done = translate_unlisted(native, results, count, slot, &model, sequence, out);
+        done = translate_unlisted(steps, results, count, slot, &model, sequence, out);
     /* From here on another thread may post with the slots. */
     atomic_store_explicit(&ring->retired, sequence + (uint32_t)done, memory_order_release);
     return done;
 }
 
-HOT int are_all_plain(const struct native *native, const void *results, int count)
+HOT int are_all_plain(const struct native_steps *steps, const void *results, int count)
 {
     uint32_t statuses = 0;
 
-    if (native->are_plain)
-        return native->are_plain(results, count);
+    if (steps->are_plain)
+        return steps->are_plain(results, count);
     for (int i = 0; i < count; i++)
-        statuses |= native->status(result_at(native, results, i));
+        statuses |= steps->status(result_at(steps, results, i));
     return !statuses;
 }
 
-HOT void translate(const struct native *native, const void *result, struct ndpy_completion *out)
+HOT void translate(const struct native_steps *steps, const void *result, struct ndpy_completion *out)
 {
-    struct ndpy_slot *slot = native->slot(result);
+    struct ndpy_slot *slot = steps->slot(result);
 
-    if (!translate_success(native, result, slot, out))
-        native->translate_other(result, slot, out);
+    if (!translate_success(steps, result, slot, out))
+        steps->translate_other(result, slot, out);
 }
 
 /* Translates `got` results. Returns how many are alike. See ndpy_poll(). */
-HOT uint32_t translate_all(const struct native *native, const void *results, int got, struct ndpy_completion *out)
+HOT uint32_t translate_all(const struct native_steps *steps, const void *results, int got, struct ndpy_completion *out)
 {
-    int are_plain = are_all_plain(native, results, got), done = 0, alike = 0;
+    int are_plain = are_all_plain(steps, results, got), done = 0, alike = 0;
 
     while (done < got) {
-        const void *next = result_at(native, results, done);
-        int more = are_plain ? translate_receives(native, next, got - done, &out[done]) : 0;
+        const void *next = result_at(steps, results, done);
+        int more = are_plain ? translate_receives(steps, next, got - done, &out[done]) : 0;
 
         if (!done)
             alike = more;
         if (!more) {
-            translate(native, next, &out[done]);
+            translate(steps, next, &out[done]);
             more = 1;
         }
         done += more;
@@ -562,18 +564,18 @@ HOT uint32_t take_stored(struct ndpy_completion_queue *cq, struct ndpy_completio
 }
 
 /* Takes any number of completions, those that are stored first. */
-APART int poll_any(const struct native *native, struct ndpy_completion_queue *cq, struct ndpy_completion *out,
+APART int poll_any(const struct native_steps *steps, struct ndpy_completion_queue *cq, struct ndpy_completion *out,
                    uint32_t count, void *results)
 {
     uint32_t done = take_stored(cq, out, count);
 
     while (done < count) {
         uint32_t wanted = count - done < NDPY_POLL_BATCH ? count - done : NDPY_POLL_BATCH;
-        int got = native->poll(cq, results, wanted);
+        int got = steps->poll(cq, results, wanted);
 
         if (got < 0)
             return done ? (int)done : -EIO;
-        native->translate_all(results, got, &out[done]);
+        steps->translate_all(results, got, &out[done]);
         done += (uint32_t)got;
         if ((uint32_t)got < wanted)
             break;
@@ -582,19 +584,19 @@ APART int poll_any(const struct native *native, struct ndpy_completion_queue *cq
 }
 
 /* ndpy_poll(). results: room for NDPY_POLL_BATCH of them. */
-HOT int poll_results(const struct native *native, struct ndpy_completion_queue *cq, struct ndpy_completion *out,
+HOT int poll_results(const struct native_steps *steps, struct ndpy_completion_queue *cq, struct ndpy_completion *out,
                      uint32_t count, uint32_t *alike, void *results)
 {
     int got;
 
     *alike = 0;
     if (cq->stored_count || count - 1 >= NDPY_POLL_BATCH)
-        return poll_any(native, cq, out, count, results);
-    got = native->poll(cq, results, count);
+        return poll_any(steps, cq, out, count, results);
+    got = steps->poll(cq, results, count);
     if (got == 1)
-        translate(native, results, out);
+        translate(steps, results, out);
     else if (got > 1)
-        *alike = native->translate_all(results, got, out);
+        *alike = steps->translate_all(results, got, out);
     return got < 0 ? -EIO : got;
 }
 
@@ -615,7 +617,7 @@ HOT int native_spin(int (*poll_once)(struct ndpy_completion_queue *cq, struct nd
 }
 
 /* ndpy_drain(). results: as in poll_results(). */
-HOT int drain_results(const struct native *native, struct ndpy_completion_queue *cq, void *results)
+HOT int drain_results(const struct native_steps *steps, struct ndpy_completion_queue *cq, void *results)
 {
     uint32_t before = cq->undelivered;
     int got;
@@ -625,11 +627,11 @@ HOT int drain_results(const struct native *native, struct ndpy_completion_queue 
 
         if (reserve_stored(cq, NDPY_POLL_BATCH))
             return -ENOMEM;
-        got = native->poll(cq, results, NDPY_POLL_BATCH);
+        got = steps->poll(cq, results, NDPY_POLL_BATCH);
         if (got < 0)
             return -EIO;
         for (int i = 0; i < got; i++) {
-            translate(native, result_at(native, results, i), &completion);
+            translate(steps, result_at(steps, results, i), &completion);
             store(cq, &completion);
         }
     } while (got == NDPY_POLL_BATCH);

@@ -13,7 +13,7 @@ PyObject *range_error;
 /* ---- filling ---- */
 
 /* The requests have changed. */
-static void forget_lists(Batch *batch)
+static void batch_forget_lists(Batch *batch)
 {
     batch->changes++;
     Py_CLEAR(batch->last);
@@ -108,11 +108,11 @@ static int add_request(Batch *batch, struct ndpy_list_request *request, PyObject
     batch->destinations[batch->count] = Py_XNewRef(destination);
     batch->element_count += (uint32_t)count;
     batch->count++;
-    forget_lists(batch);
+    batch_forget_lists(batch);
     return 0;
 }
 
-static int read_number(PyObject *object, const char *name, unsigned long long largest, unsigned long long *out)
+static int batch_read_number(PyObject *object, const char *name, unsigned long long largest, unsigned long long *out)
 {
     *out = 0;
     if (!object)
@@ -143,8 +143,8 @@ static PyObject *batch_add(PyObject *self, const struct call *call, PyObject *co
     int added;
 
     if (read_call(call, NULL, arguments, count, keywords, &given) < 0 ||
-        read_number(given.context, "context", UINT64_MAX, &context) < 0 ||
-        read_number(given.flags, "flags", NDPY_UNWRITABLE - 1, &flags) < 0)
+        batch_read_number(given.context, "context", UINT64_MAX, &context) < 0 ||
+        batch_read_number(given.flags, "flags", NDPY_UNWRITABLE - 1, &flags) < 0)
         return NULL;
     request.operation = given.operation;
     request.remote = given.remote;
@@ -185,7 +185,7 @@ static void drop_requests(Batch *batch)
 
     batch->count = batch->element_count = batch->used_count = 0;
     batch->has_destinations = 0;
-    forget_lists(batch);
+    batch_forget_lists(batch);
     while (used--)
         Py_CLEAR(batch->used[used]);
     while (count--) {
@@ -241,7 +241,7 @@ static PyObject *batch_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
         return PyErr_NoMemory();
     }
     for (int which = 0; which < COLUMNS; which++) {
-        if (make_column(batch, which, which == ADDRESSES || which == LENGTHS ? elements : (size_t)capacity) < 0) {
+        if (batch_make_column(batch, which, which == ADDRESSES || which == LENGTHS ? elements : (size_t)capacity) < 0) {
             Py_DECREF(batch);
             return NULL;
         }

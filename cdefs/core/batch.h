@@ -15,7 +15,7 @@ enum column { CONTEXTS, REMOTE_ADDRESSES, ADDRESSES, LENGTHS, COLUMNS };
 /* requests, records, remotes: one for each request. elements, element_regions: one for each element. used: the regions
    and destinations of all requests, without some of the repetitions. numbers: the memory of the columns, which the
    views show. is_exposed: the program may have changed it. changes: how often requests were added or forgotten. lists:
-   a dict of PostedList by ListPool. last: the one that was posted last. references: the weak ones to the batch. */
+   a dict of BatchList by ListPool. last: the one that was posted last. references: the weak ones to the batch. */
 typedef struct {
     PyObject_HEAD Py_ssize_t capacity;
     Py_ssize_t max_sge;
@@ -36,13 +36,13 @@ typedef struct {
     uint64_t *numbers[COLUMNS];
     PyObject *views[COLUMNS];
     PyObject *lists;
-    PostedList *last;
+    BatchList *last;
     PyObject *references;
 } Batch;
 
 /* The list of a batch for a queue pair, borrowed. NULL with an error, or with a refusal of the request *bad. Call this
    with the queue pair's lock, in a section of the batch. */
-PostedList *batch_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad);
+BatchList *batch_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad);
 /* The requests from this number on, for _post_singly(). The method _calls(). */
 PyObject *batch_calls(PyObject *self, PyObject *first);
 int add_batch_lists(PyObject *module);
@@ -53,14 +53,14 @@ extern PyGetSetDef batch_columns[];
 extern PyObject *range_error;
 
 /* Returns 0, or -1 with an error. */
-int make_column(Batch *batch, int which, size_t length);
+int batch_make_column(Batch *batch, int which, size_t length);
 /* A copy of all columns, one after the other. NULL with an error. */
-uint64_t *copy_numbers(const Batch *batch);
-int has_same_numbers(const Batch *batch, const PostedList *list);
+uint64_t *batch_copy_numbers(const Batch *batch);
+int batch_has_same_numbers(const Batch *batch, const BatchList *list);
 /* Checks a copy of the columns, which do not change meanwhile, and reads it into the requests. Returns 0, or -1 with an
    error. */
-int read_numbers(Batch *batch, const uint64_t *copy);
+int batch_read_numbers(Batch *batch, const uint64_t *copy);
 /* Reads the columns into the requests. Returns 0, or -1 with an error. */
-int read_columns(Batch *batch);
+int batch_read_columns(Batch *batch);
 
 #endif

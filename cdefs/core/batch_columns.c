@@ -165,7 +165,7 @@ static size_t column_size(const Batch *batch, int which)
     return (size_t)column_length(batch, which) * sizeof(uint64_t);
 }
 
-uint64_t *copy_numbers(const Batch *batch)
+uint64_t *batch_copy_numbers(const Batch *batch)
 {
     size_t size = 0, at = 0;
     char *copy;
@@ -180,7 +180,7 @@ uint64_t *copy_numbers(const Batch *batch)
     return (uint64_t *)copy;
 }
 
-int has_same_numbers(const Batch *batch, const PostedList *list)
+int batch_has_same_numbers(const Batch *batch, const BatchList *list)
 {
     const char *copy = (const char *)list->numbers;
 
@@ -192,7 +192,7 @@ int has_same_numbers(const Batch *batch, const PostedList *list)
 
 /* Checks a copy of the columns, which do not change meanwhile, and reads it into the requests. Returns 0, or -1 with an
  * error. */
-int read_numbers(Batch *batch, const uint64_t *copy)
+int batch_read_numbers(Batch *batch, const uint64_t *copy)
 {
     const uint64_t *numbers[COLUMNS];
 
@@ -238,10 +238,10 @@ int read_numbers(Batch *batch, const uint64_t *copy)
 }
 
 /* Reads the columns into the requests. Returns 0, or -1 with an error. */
-int read_columns(Batch *batch)
+int batch_read_columns(Batch *batch)
 {
-    uint64_t *copy = copy_numbers(batch);
-    int result = copy ? read_numbers(batch, copy) : -1;
+    uint64_t *copy = batch_copy_numbers(batch);
+    int result = copy ? batch_read_numbers(batch, copy) : -1;
 
     PyMem_Free(copy);
     return result;
@@ -249,7 +249,7 @@ int read_columns(Batch *batch)
 
 /* ---- the properties ---- */
 
-int make_column(Batch *batch, int which, size_t length)
+int batch_make_column(Batch *batch, int which, size_t length)
 {
     PyObject *bytes =
         PyObject_CallFunction((PyObject *)&PyByteArray_Type, "n", (Py_ssize_t)(length * sizeof(uint64_t)));

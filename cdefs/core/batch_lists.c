@@ -4,7 +4,7 @@
 
 #include "batch.h"
 
-PyTypeObject *posted_list_type, *list_pool_type;
+PyTypeObject *batch_list_type, *list_pool_type;
 
 /* ---- lists for a queue pair ---- */
 
@@ -26,19 +26,19 @@ static PyType_Spec pool_spec = {"ndpy._core.ListPool", sizeof(ListPool), 0, Py_T
 static int list_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(((PostedList *)self)->records);
+    Py_VISIT(((BatchList *)self)->records);
     return 0;
 }
 
 static int list_clear(PyObject *self)
 {
-    Py_CLEAR(((PostedList *)self)->records);
+    Py_CLEAR(((BatchList *)self)->records);
     return 0;
 }
 
 static void list_dealloc(PyObject *self)
 {
-    PostedList *list = (PostedList *)self;
+    BatchList *list = (BatchList *)self;
     ListPool *pool = (ListPool *)list->pool;
 
     PyObject_GC_UnTrack(self);
@@ -62,7 +62,7 @@ static PyType_Slot list_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec list_spec = {"ndpy._core.PostedList", sizeof(PostedList), 0,
+static PyType_Spec list_spec = {"ndpy._core.BatchList", sizeof(BatchList), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
                                 list_slots};
 
@@ -166,8 +166,8 @@ static uint64_t *read_requests(Batch *batch, uint32_t changes, struct ndpy_list_
         PyErr_SetString(PyExc_RuntimeError, "the batch was changed while it was posted");
         return NULL;
     }
-    numbers = copy_numbers(batch);
-    if (numbers && batch->is_exposed && read_numbers(batch, numbers) < 0) {
+    numbers = batch_copy_numbers(batch);
+    if (numbers && batch->is_exposed && batch_read_numbers(batch, numbers) < 0) {
         PyMem_Free(numbers);
         return NULL;
     }
@@ -191,17 +191,17 @@ static uint32_t find_bad_token(const Batch *batch, unsigned long long largest)
 }
 
 /* Makes a list. On a refusal *refused has it, with the number of the request in *bad. */
-static PostedList *make_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad)
+static BatchList *make_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad)
 {
     uint32_t count = batch->count, changes = batch->changes;
     struct ndpy_list_request *requests = PyMem_Malloc(count * sizeof *requests);
     PyObject *records = keep_alive(batch);
-    PostedList *list = requests && records ? PyObject_GC_New(PostedList, posted_list_type) : NULL;
+    BatchList *list = requests && records ? PyObject_GC_New(BatchList, batch_list_type) : NULL;
 
     if (!list) {
         PyMem_Free(requests);
         Py_XDECREF(records);
-        return (PostedList *)PyErr_NoMemory();
+        return (BatchList *)PyErr_NoMemory();
     }
     list->pool = Py_NewRef((PyObject *)pool);
     list->records = records;
@@ -227,16 +227,16 @@ static PostedList *make_list(Batch *batch, ListPool *pool, int *refused, uint32_
     return NULL;
 }
 
-PostedList *batch_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad)
+BatchList *batch_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad)
 {
-    PostedList *list = batch->last;
+    BatchList *list = batch->last;
 
     *refused = 0;
     if (!list || list->pool != (PyObject *)pool)
-        list = (PostedList *)PyDict_GetItemWithError(batch->lists, (PyObject *)pool);
+        list = (BatchList *)PyDict_GetItemWithError(batch->lists, (PyObject *)pool);
     if (!list && (PyErr_Occurred() || pool_note(pool, batch) < 0))
         return NULL;
-    if (!list || (batch->is_exposed && !has_same_numbers(batch, list))) {
+    if (!list || (batch->is_exposed && !batch_has_same_numbers(batch, list))) {
         list = make_list(batch, pool, refused, bad);
         if (!list)
             return NULL;
@@ -249,7 +249,7 @@ PostedList *batch_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad
     if (batch->last != list) {
         PyObject *former = (PyObject *)batch->last;
 
-        batch->last = (PostedList *)Py_NewRef((PyObject *)list);
+        batch->last = (BatchList *)Py_NewRef((PyObject *)list);
         Py_XDECREF(former);
     }
     return list;
@@ -321,7 +321,7 @@ static PyObject *list_calls(Batch *batch, size_t place)
 {
     PyObject *calls;
 
-    if (batch->is_exposed && read_columns(batch) < 0)
+    if (batch->is_exposed && batch_read_columns(batch) < 0)
         return NULL;
     calls = PyList_New(0);
     for (; calls && place < batch->count; place++) {
@@ -363,6 +363,6 @@ PyObject *batch_calls(PyObject *self, PyObject *first)
 int add_batch_lists(PyObject *module)
 {
     list_pool_type = add_type(module, &pool_spec);
-    posted_list_type = add_type(module, &list_spec);
-    return list_pool_type && posted_list_type ? 0 : -1;
+    batch_list_type = add_type(module, &list_spec);
+    return list_pool_type && batch_list_type ? 0 : -1;
 }

@@ -60,7 +60,7 @@ HOT Posted *posted_of(CompletionQueue *self, uint32_t number)
 /* Whether nobody has to be told that a request with this record has ended. */
 HOT int is_plain(PyObject *record)
 {
-    return Py_TYPE(record) == posted_list_type || Py_TYPE(record) == element_type || record == Py_None ||
+    return Py_TYPE(record) == batch_list_type || Py_TYPE(record) == element_type || record == Py_None ||
            PyList_CheckExact(record);
 }
 

@@ -356,7 +356,7 @@ int refuse_reference(PyObject *queue, PyObject *object);
 
 /* ---- records.c ---- */
 
-/* What some requests use: any object for one, an element for several in a row, or a PostedList. left: how many of them
+/* What some requests use: any object for one, an element for several in a row, or a BatchList. left: how many of them
    have not ended. */
 struct record {
     PyObject *object;
@@ -457,7 +457,7 @@ typedef struct {
     struct ndpy_list *native;
     uint32_t count;
     uint32_t operation; /* NDPY_RECEIVE, or an operation of the other queue */
-} PostedList;
+} BatchList;
 
 /* Whose lists they are. native: NULL once the queue pair has gone. mutex: guards which lists are in use, and `native`.
    batches: NULL, or a set of weak references to the batches that have one of the lists. */
@@ -467,7 +467,7 @@ typedef struct {
     PyObject *batches;
 } ListPool;
 
-extern PyTypeObject *posted_list_type, *list_pool_type, *batch_type;
+extern PyTypeObject *batch_list_type, *list_pool_type, *batch_type;
 
 /* The queue pair goes: its batches forget their lists for it. Those that are in use outlive it. Called with the queue
  * pair's lock. */

@@ -17,14 +17,14 @@ HOT PyObject *find_unusable(const WorkQueues *self, const Batch *batch)
     return NULL;
 }
 
-static Records *records_of(WorkQueues *self, const PostedList *list)
+static Records *records_of(WorkQueues *self, const BatchList *list)
 {
     return (Records *)(list->operation == NDPY_RECEIVE ? self->receive : self->initiator);
 }
 
 /* Corrects the newest record, because only so many requests of its list were posted. Called with the records' mutex, by
    somebody who has the list too. */
-APART void correct_record(WorkQueues *self, PostedList *list, uint32_t posted)
+APART void correct_record(WorkQueues *self, BatchList *list, uint32_t posted)
 {
     Records *records = records_of(self, list);
     struct record *newest = record_at(records, records->count - 1);
@@ -36,8 +36,8 @@ APART void correct_record(WorkQueues *self, PostedList *list, uint32_t posted)
     Py_DECREF((PyObject *)list);
 }
 
-/* See post_list(). Called with the records' mutex. */
-HOT int post_list_with_mutex(WorkQueues *self, PostedList *list, uint32_t *posted)
+/* See core_post_list(). Called with the records' mutex. */
+HOT int core_post_list_with_mutex(WorkQueues *self, BatchList *list, uint32_t *posted)
 {
     int refused;
 
@@ -52,12 +52,12 @@ HOT int post_list_with_mutex(WorkQueues *self, PostedList *list, uint32_t *poste
 
 /* Posts a list, with its record. Returns 0 when it is posted, or a refusal with the number of requests that were
  * posted, or RAISED. */
-HOT int post_list(WorkQueues *self, PostedList *list, uint32_t *posted)
+HOT int core_post_list(WorkQueues *self, BatchList *list, uint32_t *posted)
 {
     int refused;
 
     mutex_lock(&records_of(self, list)->mutex);
-    refused = post_list_with_mutex(self, list, posted);
+    refused = core_post_list_with_mutex(self, list, posted);
     mutex_unlock(&records_of(self, list)->mutex);
     return refused;
 }
@@ -98,10 +98,10 @@ static int check_batch(const Batch *batch)
     return -1;
 }
 
-/* Posts the list of a batch as post_list(), unless its requests may not refer to something any more. Returns this,
+/* Posts the list of a batch as core_post_list(), unless its requests may not refer to something any more. Returns this,
    borrowed, or NULL. Called in a section of the batch: the collector may have closed something while the list was made.
  */
-static PyObject *check_and_post_list(WorkQueues *self, const Batch *batch, PostedList *list, int *refused,
+static PyObject *check_and_post_list(WorkQueues *self, const Batch *batch, BatchList *list, int *refused,
                                      uint32_t *posted)
 {
     PyObject *unusable;
@@ -110,7 +110,7 @@ static PyObject *check_and_post_list(WorkQueues *self, const Batch *batch, Poste
         mutex_lock(&destinations_mutex);
     unusable = find_unusable(self, batch);
     if (!unusable)
-        *refused = post_list(self, list, posted);
+        *refused = core_post_list(self, list, posted);
     if (batch->has_destinations)
         mutex_unlock(&destinations_mutex);
     return unusable;
@@ -122,14 +122,14 @@ static PyObject *post_checked(WorkQueues *self, Batch *batch)
 {
     PyObject *unusable;
     uint32_t posted = 0, bad = 0;
-    PostedList *list = NULL;
+    BatchList *list = NULL;
     int refused = 0, is_good;
 
     BEGIN_SECTION((PyObject *)batch)
     unusable = Py_XNewRef(find_unusable(self, batch));
     is_good = !unusable && check_batch(batch) == 0;
     if (is_good && self->provider->list_new) {
-        list = (PostedList *)Py_XNewRef((PyObject *)batch_list(batch, (ListPool *)self->lists, &refused, &bad));
+        list = (BatchList *)Py_XNewRef((PyObject *)batch_list(batch, (ListPool *)self->lists, &refused, &bad));
         if (list)
             unusable = Py_XNewRef(check_and_post_list(self, batch, list, &refused, &posted));
     }
@@ -165,7 +165,7 @@ PyObject *queues_post(PyObject *object, PyObject *argument)
 {
     WorkQueues *self = (WorkQueues *)object;
     Batch *batch = (Batch *)argument;
-    PostedList *list;
+    BatchList *list;
     uint32_t posted;
     int refused;
 
@@ -178,7 +178,7 @@ PyObject *queues_post(PyObject *object, PyObject *argument)
     list = REUSES ? batch->last : NULL;
     if (!list || list->pool != self->lists || batch->is_exposed || find_unusable(self, batch))
         return post_checked(self, batch);
-    refused = post_list(self, list, &posted);
+    refused = core_post_list(self, list, &posted);
     lock_leave(self->lock);
     if (refused || self->ended)
         return conclude_batch(self, batch, refused, posted, posted);

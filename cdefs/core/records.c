@@ -65,8 +65,8 @@ static PyObject *take_oldest(Records *records, PyObject **ended)
 
     if (!oldest)
         return NULL;
-    if (Py_TYPE(oldest->object) == posted_list_type) {
-        const PostedList *list = (PostedList *)oldest->object;
+    if (Py_TYPE(oldest->object) == batch_list_type) {
+        const BatchList *list = (BatchList *)oldest->object;
         PyObject *record = PyTuple_GetItem(list->records, (Py_ssize_t)(oldest->requests - oldest->left));
 
         if (!record)

@@ -57,9 +57,9 @@ HOT int read_numbers(PyObject *self, PyObject *context, PyObject *flags, struct 
 
 /* ---- posting ---- */
 
-/* See post_elements(). Called with the records' mutex. */
-HOT int post_with_mutex(WorkQueues *self, Records *records, uint32_t operation, const struct post *post,
-                        const struct ndpy_element *elements, uint32_t count, PyObject *record)
+/* See core_post_elements(). Called with the records' mutex. */
+HOT int core_post_with_mutex(WorkQueues *self, Records *records, uint32_t operation, const struct post *post,
+                             const struct ndpy_element *elements, uint32_t count, PyObject *record)
 {
     int refused;
 
@@ -75,14 +75,14 @@ HOT int post_with_mutex(WorkQueues *self, Records *records, uint32_t operation, 
 
 /* Posts elements, with their record: the element itself, or a list of several. Returns 0 when it is posted, a refusal,
  * or RAISED. */
-HOT int post_elements(WorkQueues *self, uint32_t operation, const struct post *post,
-                      const struct ndpy_element *elements, uint32_t count, PyObject *record)
+HOT int core_post_elements(WorkQueues *self, uint32_t operation, const struct post *post,
+                           const struct ndpy_element *elements, uint32_t count, PyObject *record)
 {
     Records *records = (Records *)(operation == NDPY_RECEIVE ? self->receive : self->initiator);
     int refused;
 
     mutex_lock(&records->mutex);
-    refused = post_with_mutex(self, records, operation, post, elements, count, record);
+    refused = core_post_with_mutex(self, records, operation, post, elements, count, record);
     mutex_unlock(&records->mutex);
     return refused;
 }
@@ -143,7 +143,7 @@ HOT PyObject *post_one(WorkQueues *self, uint32_t operation, struct post *post, 
     }
     refused = (sge->length | sge->token) > UINT32_MAX ? check_large(self, sge) : 0;
     if (!refused)
-        refused = post_elements(self, operation, post, &element, 1, (PyObject *)sge);
+        refused = core_post_elements(self, operation, post, &element, 1, (PyObject *)sge);
     lock_leave(self->lock);
     Py_XDECREF(owner);
     if (!refused && !self->ended)
@@ -239,7 +239,7 @@ static PyObject *post_call(PyObject *object, const struct call *call, PyObject *
     return post_again(self, &post, sge);
 }
 
-/* Posts a request to a destination, as post_elements(). Returns UNUSABLE if it may not refer to it. */
+/* Posts a request to a destination, as core_post_elements(). Returns UNUSABLE if it may not refer to it. */
 static int post_to(WorkQueues *self, const struct post *post, const struct ndpy_element *elements, uint32_t count,
                    PyObject *record, PyObject *destination)
 {
@@ -247,13 +247,13 @@ static int post_to(WorkQueues *self, const struct post *post, const struct ndpy_
 
     mutex_lock(&destinations_mutex);
     if (may_refer_to(self->adapter, (Usable *)destination))
-        refused = post_elements(self, post->operation, post, elements, count, record);
+        refused = core_post_elements(self, post->operation, post, elements, count, record);
     mutex_unlock(&destinations_mutex);
     return refused;
 }
 
-/* Checks what a request refers to, and posts it. Returns as post_elements(), or UNUSABLE with the object in *unusable.
-   Called with the lock. destination: NULL, or that of the request. */
+/* Checks what a request refers to, and posts it. Returns as core_post_elements(), or UNUSABLE with the object in
+   *unusable. Called with the lock. destination: NULL, or that of the request. */
 static int check_and_post(WorkQueues *self, const struct post *post, PyObject *pieces, struct ndpy_element *elements,
                           uint32_t count, PyObject *record, PyObject *destination, PyObject **unusable)
 {
@@ -262,7 +262,7 @@ static int check_and_post(WorkQueues *self, const struct post *post, PyObject *p
     if (refused)
         return refused;
     if (!destination)
-        return post_elements(self, post->operation, post, elements, count, record);
+        return core_post_elements(self, post->operation, post, elements, count, record);
     *unusable = destination;
     return post_to(self, post, elements, count, record, destination);
 }
@@ -340,7 +340,7 @@ NDPY_CALLS(CALL)
 
 /* ---- the type ---- */
 
-static void forget_lists(WorkQueues *queues)
+static void queues_forget_lists(WorkQueues *queues)
 {
     ListPool *pool = (ListPool *)queues->lists;
 
@@ -369,7 +369,7 @@ static PyObject *queues_attach(PyObject *self, PyObject *arguments)
         return NULL;
     pool->provider = queues->provider;
     pool->native = (struct ndpy_queue_pair *)(uintptr_t)native;
-    forget_lists(queues);
+    queues_forget_lists(queues);
     queues->lists = (PyObject *)pool;
     guarded_attach((Guarded *)self, pool->native);
     Py_RETURN_NONE;
@@ -378,7 +378,7 @@ static PyObject *queues_attach(PyObject *self, PyObject *arguments)
 static PyObject *queues_detach(PyObject *self, PyObject *Py_UNUSED(none))
 {
     guarded_attach((Guarded *)self, NULL);
-    forget_lists((WorkQueues *)self);
+    queues_forget_lists((WorkQueues *)self);
     Py_RETURN_NONE;
 }
 
@@ -401,7 +401,7 @@ static int queues_clear(PyObject *self)
     Py_CLEAR(queues->srq);
     Py_CLEAR(queues->initiator);
     Py_CLEAR(queues->receive);
-    forget_lists(queues);
+    queues_forget_lists(queues);
     return resource_clear(self);
 }
 

@@ -115,7 +115,7 @@ static uint64_t version2_bytes(const void *result)
 static uint32_t version2_translate_all(const void *results, int got, struct ndpy_completion *out);
 static void version2_translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
 
-static const struct native version2 = {
+static const struct native_steps version2 = {
     .elements = version2_elements,
     .data_request = version2_data_request,
     .post = version2_native_post,

@@ -329,14 +329,14 @@ static int extended_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, voi
     return error ? post_error(error) : 0;
 }
 
-static const struct native extended_verbs = {
+static const struct native_steps extended_verbs = {
     .elements = native_elements,
     .data_request = native_data_request,
     .post = extended_post,
     .no_memory = ENOMEM,
 };
 
-static const struct native verbs = {
+static const struct native_steps verbs = {
     .elements = native_elements,
     .data_request = native_data_request,
     .post = native_post,
@@ -436,7 +436,7 @@ int ndpy_post_bind_of_type_1(struct ndpy_queue_pair *qp, uint32_t flags, uint64_
                              struct ibv_mr *region, uint64_t address, uint64_t length, uint32_t access,
                              uint32_t operation)
 {
-    static const struct native of_type_1 = {.post = post_bind_of_type_1, .no_memory = ENOMEM};
+    static const struct native_steps of_type_1 = {.post = post_bind_of_type_1, .no_memory = ENOMEM};
     struct native_request request;
 
     memset(&request, 0, sizeof request);

@@ -32,7 +32,7 @@ static struct ndpy_list *list_find(struct ndpy_queue_pair *qp, uint32_t count, u
     return list;
 }
 
-static void list_free(struct ndpy_list *list)
+static void verbs_list_free(struct ndpy_list *list)
 {
     list->is_used = list->was_refused;
 }
@@ -70,8 +70,8 @@ static int make_postings(struct ndpy_ring *ring)
     return ring->postings.items ? 0 : ENOMEM;
 }
 
-static int list_new(struct ndpy_queue_pair *qp, const struct ndpy_list_request *requests, uint32_t count,
-                    const struct ndpy_element *elements, struct ndpy_list **out, uint32_t *bad)
+static int verbs_list_new(struct ndpy_queue_pair *qp, const struct ndpy_list_request *requests, uint32_t count,
+                          const struct ndpy_element *elements, struct ndpy_list **out, uint32_t *bad)
 {
     int receives = requests[0].operation == NDPY_RECEIVE;
     struct ndpy_ring *ring = receives ? qp->receive : qp->initiator;
@@ -179,7 +179,7 @@ APART int end_refused(struct ndpy_queue_pair *qp, struct ndpy_list *list, int er
     return error == ENOTCONN && qp->works_around_siw ? NDPY_POST_SINGLY : error;
 }
 
-static int post_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_t *posted)
+static int verbs_post_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_t *posted)
 {
     struct ndpy_ring *ring = list->ring;
     int connection = atomic_load_explicit(&qp->connection, memory_order_acquire), error;

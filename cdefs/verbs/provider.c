@@ -24,9 +24,9 @@ const struct ndpy_provider *ndpy_provider_table(void)
         .poll_internal = ndpy_poll_internal,
         .spin = ndpy_spin,
         .largest_token = LARGEST_TOKEN,
-        .list_new = list_new,
-        .list_free = list_free,
-        .post_list = post_list,
+        .list_new = verbs_list_new,
+        .list_free = verbs_list_free,
+        .post_list = verbs_post_list,
         .arm = arm,
         .take_events = take_events,
     };

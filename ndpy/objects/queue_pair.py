@@ -50,7 +50,7 @@ class QueuePair(QueuePairConnection):
     """
 
     _release_order = 20
-    #: The slots of a queue pair that is being closed: _native, until they are freed.
+    #: The slots of a queue pair that is being closed: _rings, until they are freed.
     _slots: Any = None
     #: The status of a bind or invalidate that the contract forbids. None: the provider's own status.
     _status_if_forbidden: ClassVar[int | None] = None
@@ -86,7 +86,7 @@ class QueuePair(QueuePairConnection):
                 with contextlib.suppress(errors.ProviderError):
                     self._native_destroy()
                 self._leave_queues()
-                if self._native is not None:
+                if self._rings is not None:
                     self._native_free_slots(self._end_posting())
             raise
 
@@ -164,14 +164,14 @@ class QueuePair(QueuePairConnection):
                 self._all_ended = not self._in_flight()
                 self._native_destroy()
             # None if Ctrl-C ended an earlier close() further on.
-            if self._native is not None:
+            if self._rings is not None:
                 self._drain_queues()
                 self._cancel_rest()
                 # Not before the drain, because a drained bind may have begun its binding.
                 for binding in list(self._bindings):
                     binding.end()
-                # From now on both _qp and _native are None for the threads that get the lock.
-                self._slots = self._native
+                # From now on both _qp and _rings are None for the threads that get the lock.
+                self._slots = self._rings
                 self._end_posting()
         self._leave_queues()
         slots, self._slots = self._slots, None
@@ -198,7 +198,7 @@ class QueuePair(QueuePairConnection):
     def _post_marker(self) -> bool:
         """Post a request behind silent ones, if there are any and there is a slot. Its end shows that they have ended."""
         self._initiator_records.append(None)
-        if self._native_post_marker(self._native):
+        if self._native_post_marker(self._rings):
             return True
         self._initiator_records.pop()
         return False
@@ -206,16 +206,16 @@ class QueuePair(QueuePairConnection):
     def _in_flight(self) -> int:
         """How many requests the provider has not ended."""
         in_flight = self._lib.ndpy_queue_pair_in_flight
-        return int(in_flight(self._native, 0) + in_flight(self._native, 1))
+        return int(in_flight(self._rings, 0) + in_flight(self._rings, 1))
 
     def _awaits_answers(self) -> bool:
         """Whether initiator requests of the connection are outstanding, and none has failed."""
         with self._lock:
-            if self._native is None or self._ended:
+            if self._rings is None or self._ended:
                 return False
             with self.initiator_cq._lock:
                 self.initiator_cq._drain()
-            return not self._lib.ndpy_queue_pair_ended(self._native, self._count_posted(self._native))
+            return not self._lib.ndpy_queue_pair_ended(self._rings, self._count_posted(self._rings))
 
     def _refuse_calls(self, failure: Callable[[], errors.NdpyError]) -> None:
         """One of its completion queues has failed. From now on only close() works. Called without locks held."""
@@ -248,7 +248,7 @@ class QueuePair(QueuePairConnection):
         """Cancel the requests that the provider never completed. Call this only when it does not use them any more."""
         for receive, queue in ((1, self.receive_cq), (0, self.initiator_cq)):
             with queue._lock:
-                cancelled = self._lib.ndpy_cancel_rest(self._native, receive, queue._native)
+                cancelled = self._lib.ndpy_cancel_rest(self._rings, receive, queue._native)
                 if cancelled < 0:
                     raise errors.from_errno("flush", -cancelled)
 
@@ -392,12 +392,12 @@ class QueuePair(QueuePairConnection):
         deadline = time.monotonic() + seconds
         pause = 0.0
         with self._lock:
-            last = 0 if self._native is None else self._count_posted(self._native)
+            last = 0 if self._rings is None else self._count_posted(self._rings)
         while True:
             self.initiator_cq._retire_silent_requests()
             with self._lock:
-                gone = self._native is None or self._ended
-                state = -1 if gone else int(self._lib.ndpy_queue_pair_ended(self._native, last))
+                gone = self._rings is None or self._ended
+                state = -1 if gone else int(self._lib.ndpy_queue_pair_ended(self._rings, last))
             if state or time.monotonic() > deadline:
                 break
             # No event reports the end of a single request.
@@ -432,6 +432,6 @@ class QueuePair(QueuePairConnection):
         """The request of the initiator queue that failed first. None if none has, or if the queue pair was closed."""
         found = self._ffi.new("struct ndpy_failed_request *")
         with self._lock:
-            if self._native is None or not self._lib.ndpy_first_failure(self._native, found):
+            if self._rings is None or not self._lib.ndpy_first_failure(self._rings, found):
                 return None
         return FailedRequest(found.context, found.operation, RemoteMemory(found.address, found.length, found.token))

@@ -127,7 +127,7 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
     def _begin_connection(self) -> None:
         """The connection exists. From now on initiator requests may be posted."""
         with self._lock:
-            if self._native is not None:
+            if self._rings is not None:
                 self._set_connected()
 
     def _expect_message(self) -> None:
@@ -146,8 +146,8 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
         # Not the connector's property, which raises if the adapter was removed meanwhile.
         limits = self._endpoint_limits or (None if self.connector is None else self.connector._read_limits)
         if limits is not None and not limits.outbound:
-            self._lib.ndpy_queue_pair_refuse_reads(self._native)
-        self._lib.ndpy_queue_pair_set_connection(self._native, self._lib.NDPY_CONNECTED)
+            self._lib.ndpy_queue_pair_refuse_reads(self._rings)
+        self._lib.ndpy_queue_pair_set_connection(self._rings, self._lib.NDPY_CONNECTED)
 
     def _set_ended(self) -> None:
         """The connection is over. Called with locks held."""
@@ -350,7 +350,7 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
             self._local = self._path = self._endpoint_limits = None
             self._by_hand = {}
             self._posted_requests.failed = False
-            self._lib.ndpy_queue_pair_restart(self._native)
+            self._lib.ndpy_queue_pair_restart(self._rings)
             return True
         self._native_modify(given)
         self._by_hand |= given

@@ -50,7 +50,7 @@ class BindRequest:
             former = binding.window._binding
             if former is not None:
                 former.end()
-            if queue_pair._native is not None:
+            if queue_pair._rings is not None:
                 binding.begin()
                 queue_pair._native_bind_took_effect(self)
         elif status != _SUCCESS:

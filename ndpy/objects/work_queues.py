@@ -142,7 +142,7 @@ class WorkQueues(_core.WorkQueues, Resource):
     _lib: Any
     _ffi: Any
     #: struct ndpy_queue_pair. None before it exists and after the release.
-    _native: Any
+    _rings: Any
     #: Its transport service.
     type = QueuePairType.RC
     #: See _offered().
@@ -160,7 +160,7 @@ class WorkQueues(_core.WorkQueues, Resource):
         self._posted_requests = PostedRequests(self)
         self._initiator_records = self._posted_requests.initiator
         self._receive_records = self._posted_requests.receive
-        self._native = None
+        self._rings = None
 
     @property
     def adapter(self) -> Adapter:
@@ -168,15 +168,15 @@ class WorkQueues(_core.WorkQueues, Resource):
 
     def _begin_posting(self, native: Any) -> None:
         """Requests go to this struct ndpy_queue_pair from now on."""
-        self._native = native
+        self._rings = native
         address = int(self._ffi.cast("uintptr_t", native))
         self._attach(int(self._ffi.cast("uintptr_t", self._native_provider())), address, self._posted_requests)
 
     def _end_posting(self) -> Any:
         """No request is posted any more. Returns the struct ndpy_queue_pair. Under the lock."""
-        native = self._native
+        native = self._rings
         self._detach()
-        self._native = None
+        self._rings = None
         return native
 
     def _native_provider(self) -> Any:
@@ -250,7 +250,7 @@ class WorkQueues(_core.WorkQueues, Resource):
         _, depth = self._queue_of(RECEIVE if receive else SEND)
         with self._lock:
             self._check()
-            used = self._lib.ndpy_queue_pair_in_flight(self._native, int(receive))
+            used = self._lib.ndpy_queue_pair_in_flight(self._rings, int(receive))
         if used + count > depth:
             raise self._refuse_batch(batch, QUEUE_FULL, len(batch) - count, len(batch) - count)
 

@@ -66,7 +66,7 @@ def _of_queue(queue: Any) -> str:
 def _of_queue_pair(queue_pair: Any) -> str:
     with queue_pair._lock:
         sent, received = (
-            queue_pair._lib.ndpy_queue_pair_in_flight(queue_pair._native, side) if queue_pair._native else 0
+            queue_pair._lib.ndpy_queue_pair_in_flight(queue_pair._rings, side) if queue_pair._rings else 0
             for side in (0, 1)
         )
     state = queue_pair.query().state.name if ndpy.Capability.MODIFY in queue_pair.adapter.info.capabilities else "?"

@@ -328,7 +328,7 @@ def test_i_3_1_a_queue_pair_closed_with_invalidations_that_nobody_has_seen(softn
 
 def post_through(queue_pair, provider) -> None:
     """Have the queue pair post through this table of functions."""
-    addresses = [int(ffi.cast("uintptr_t", pointer)) for pointer in (provider, queue_pair._native)]
+    addresses = [int(ffi.cast("uintptr_t", pointer)) for pointer in (provider, queue_pair._rings)]
     queue_pair._attach(*addresses, queue_pair._posted_requests)
 
 

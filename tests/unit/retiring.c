@@ -121,7 +121,7 @@ static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t f
 static uint32_t all_translated(const void *results, int got, struct ndpy_completion *out);
 static void translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
 
-static const struct native provider = {
+static const struct native_steps provider = {
     .elements = elements,
     .data_request = data_request,
     .post = post,

@@ -43,8 +43,8 @@ class Datagrams(Queues):
         super().__init__(provider)
         self.headers = ctypes.create_string_buffer(RECEIVES * HEADER)
         self.base = ctypes.addressof(self.headers)
-        lib.ndpy_queue_pair_take_headers(self._native, ffi.cast("void *", self.base), TOKEN)
-        lib.ndpy_queue_pair_offer(self._native, self._offered())
+        lib.ndpy_queue_pair_take_headers(self._rings, ffi.cast("void *", self.base), TOKEN)
+        lib.ndpy_queue_pair_offer(self._rings, self._offered())
 
     def _offered(self):
         return 1 << lib.NDPY_RECEIVE | 1 << lib.NDPY_SEND_TO | 1 << lib.NDPY_SEND_TO_WITH_IMMEDIATE

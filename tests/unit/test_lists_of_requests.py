@@ -144,7 +144,7 @@ def receives(region: Region, count: int) -> Batch:
 
 
 def in_flight(queues: Queues, receive: int = 0) -> int:
-    return int(lib.ndpy_queue_pair_in_flight(queues._native, receive))
+    return int(lib.ndpy_queue_pair_in_flight(queues._rings, receive))
 
 
 # ---- posting ----
@@ -315,12 +315,12 @@ def test_a_refused_list_is_never_used_for_another(provider, queues, queue):
 
 
 def test_the_rest_of_a_batch_is_posted_singly_when_siw_ends_a_connection(provider, queues, queue):
-    lib.ndpy_queue_pair_work_around_siw(queues._native)
+    lib.ndpy_queue_pair_work_around_siw(queues._rings)
     provider.set(refused_place=0)
     queues.post(writes(Region(), 3, signal_all=True))
     assert in_flight(queues) == 3
     provider.set(refused_place=-1)
-    assert lib.ndpy_cancel_rest(queues._native, 0, provider.cq) == 3
+    assert lib.ndpy_cancel_rest(queues._rings, 0, provider.cq) == 3
     assert [completion.context for completion in queue.poll()] == [100, 101, 102]
 
 
@@ -329,7 +329,7 @@ def test_what_is_left_of_a_batch_is_cancelled(provider, queues, queue):
     queues.send(region[:4], context=1)
     queues.post(writes(region, 3))
     queues.send(region[:4], context=2)
-    assert lib.ndpy_cancel_rest(queues._native, 0, provider.cq) == 5
+    assert lib.ndpy_cancel_rest(queues._rings, 0, provider.cq) == 5
     assert [completion.context for completion in queue.poll()] == [1, 102, 2]
     assert in_flight(queues) == 0
     assert len(queues._posted_requests.initiator) == 0
@@ -475,7 +475,7 @@ def test_a_batch_and_what_was_posted_of_it_may_end_in_any_order(provider, queues
 
 def posted_lists() -> int:
     gc.collect()
-    return sum(type(each).__name__ == "PostedList" for each in gc.get_objects())
+    return sum(type(each).__name__ == "BatchList" for each in gc.get_objects())
 
 
 def end_all(queues: Queues) -> None:
@@ -671,7 +671,7 @@ def test_receives_are_posted_in_one_call(provider, queues, queue):
 
 def test_a_queue_pair_with_a_shared_queue_takes_no_batch_of_receives(queues):
     queues.srq = object()  # type: ignore[assignment]
-    lib.ndpy_queue_pair_offer(queues._native, OFFERED & ~(1 << lib.NDPY_RECEIVE))
+    lib.ndpy_queue_pair_offer(queues._rings, OFFERED & ~(1 << lib.NDPY_RECEIVE))
     with pytest.raises(ndpy.UnsupportedError, match="shared receive queue"):
         queues.post(receives(Region(), 1))
     queues.srq = None

@@ -309,4 +309,4 @@ def test_any_order_of_posting_and_polling_reports_all_of_them(ends, seed):
                 count = ends.queue.poll_into(held)
                 assert list(column[:count]) == [nbytes for _, nbytes, _ in ends.expect(5)]
     for queues, posted in zip(ends.queues, ends.posted, strict=True):
-        assert lib.ndpy_queue_pair_in_flight(queues._native, 1) >= len(posted)
+        assert lib.ndpy_queue_pair_in_flight(queues._rings, 1) >= len(posted)

@@ -273,7 +273,7 @@ static uint64_t version1_bytes(const void *result)
 static uint32_t version1_translate_all(const void *results, int got, struct ndpy_completion *out);
 static void version1_translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
 
-static const struct native version1 = {
+static const struct native_steps version1 = {
     .elements = version1_elements,
     .data_request = version1_data_request,
     .post = version1_native_post,

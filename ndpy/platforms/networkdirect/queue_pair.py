@@ -122,7 +122,7 @@ class NetworkDirectQueuePair(QueuePair):
         region, descriptor = self._native_region_and_descriptor(binding)
         return int(
             self._post_bind(
-                self._native,
+                self._rings,
                 flags,
                 context,
                 region,
@@ -144,7 +144,7 @@ class NetworkDirectQueuePair(QueuePair):
         binding.token = lib.ndpy_window_remote_token(binding.window._native)
 
     def _native_post_invalidate(self, window: MemoryWindow, binding: Binding | None, context: int, flags: int) -> int:
-        return int(self._post_invalidate(self._native, flags, context, window._native))
+        return int(self._post_invalidate(self._rings, flags, context, window._native))
 
     # ---- what went wrong ----
 

@@ -69,7 +69,7 @@ class VerbsDatagramQueuePair(DatagramQueuePair, VerbsQueuePair):
         self._headers = check_pointer(
             "create queue pair", lib.ibv_reg_mr(self._adapter._domain, start, length, lib.IBV_ACCESS_LOCAL_WRITE)
         )
-        lib.ndpy_queue_pair_take_headers(self._native, start, self._headers.lkey)
+        lib.ndpy_queue_pair_take_headers(self._rings, start, self._headers.lkey)
         super()._native_set_up()
         self._endpoint_limits = ReadLimits(0, 0)
         self._set_connected()

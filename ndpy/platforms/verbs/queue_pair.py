@@ -127,7 +127,7 @@ class VerbsQueuePair(QueuePair):
 
     def _native_set_up(self) -> None:
         if {Quirk.SIW_OVERTAKES_READS, Quirk.SIW_STUMBLES_OVER_EMPTY_ELEMENTS} & self._adapter._quirks:
-            lib.ndpy_queue_pair_work_around_siw(self._native)
+            lib.ndpy_queue_pair_work_around_siw(self._rings)
         self._initialise()
         # Completions are sorted by this number, even after the native queue pair has gone.
         self._number = int(self._qp.qp_num)
@@ -174,7 +174,7 @@ class VerbsQueuePair(QueuePair):
 
     def _tell_data_path(self) -> None:
         state = lib.NDPY_ENDED if self._native_completes_late_requests() else lib.NDPY_ENDED_UNPOSTED
-        lib.ndpy_queue_pair_set_connection(self._native, state)
+        lib.ndpy_queue_pair_set_connection(self._rings, state)
 
     def _cancel_unless_flushed(self) -> bool:
         """If the provider will never flush what is left, cancel it. Returns whether it was cancelled."""
@@ -294,7 +294,7 @@ class VerbsQueuePair(QueuePair):
             return refused
         return int(
             lib.ndpy_post_bind(
-                self._native,
+                self._rings,
                 flags,
                 context,
                 binding.window._native,
@@ -313,7 +313,7 @@ class VerbsQueuePair(QueuePair):
         region: Any = binding.region
         post = lib.ndpy_post_bind_of_type_1
         return int(
-            post(self._native, flags, context, window._native, region._native, address, length, rights, operation)
+            post(self._rings, flags, context, window._native, region._native, address, length, rights, operation)
         )
 
     def _native_bind_posted(self, request: BindRequest) -> None:
@@ -338,7 +338,7 @@ class VerbsQueuePair(QueuePair):
         if binding is not None and window._is_of_type_1:  # type: ignore[attr-defined]
             return self._post_bind_of_type_1(Operation.INVALIDATE, binding, binding.address, 0, 0, context, flags)
         # Not every provider checks whose window it is. But each one refuses a token that cannot exist.
-        return int(lib.ndpy_post_invalidate(self._native, flags, context, 0 if binding is None else binding.token))
+        return int(lib.ndpy_post_invalidate(self._rings, flags, context, 0 if binding is None else binding.token))
 
     # ---- connecting without librdmacm, and what went wrong ----
 

@@ -80,7 +80,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
             if self._in_use:
                 return
             self._in_use = True
-            check("receive", lib.version1_endpoint_post_kept(self._native))
+            check("receive", lib.version1_endpoint_post_kept(self._rings))
 
     def _leave_connector(self) -> None:
         """The attempt to connect, or the connection, is over.
@@ -105,7 +105,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
 
     def _native_destroy(self) -> None:
         self._drop_endpoint()
-        if self._native is None:
+        if self._rings is None:
             lib.version1_endpoint_free(self._qp)
         # Otherwise _native_free_slots() frees it.
         self._qp = None
