@@ -253,7 +253,7 @@ static int post_to(WorkQueues *self, const struct post *post, const struct ndpy_
 }
 
 /* Checks what a request refers to, and posts it. Returns as core_post_elements(), or UNUSABLE with the object in
-   *unusable. Called with the lock. destination: NULL, or that of the request. */
+ *unusable. Called with the lock. destination: NULL, or that of the request. */
 static int check_and_post(WorkQueues *self, const struct post *post, PyObject *pieces, struct ndpy_element *elements,
                           uint32_t count, PyObject *record, PyObject *destination, PyObject **unusable)
 {
