@@ -37,8 +37,8 @@ _PATIENT_LOOKS = 5
 class _SendSlots:
     """Places in registered memory from which frames are sent.
 
-    Only some sends have a completion. It stands for all sends before it too, because they complete in order. So a program that
-    exchanges messages is not woken for each one that it has sent.
+    Only some sends have a completion. It stands for all sends before it too, because they complete in order. So a
+    program that exchanges messages is not woken for each one that it has sent.
     """
 
     def __init__(self, count: int) -> None:
@@ -73,9 +73,9 @@ class Channel(Uncopied):
     Attributes:
         base: what the contexts of its requests have in common.
         send_slots, control_slots: for messages, and for control frames and offers.
-        on_frame, on_room, on_transfer, who_waits: what its connection does. on_frame(slot, nbytes) is called for a frame that has
-            come, on_room() when slots have become free, and on_transfer(number, completion) at the end of a request. who_waits()
-            says who waits for a transfer, for an answer, for room and for a message.
+        on_frame, on_room, on_transfer, who_waits: what its connection does. on_frame(slot, nbytes) is called for a
+            frame that has come, on_room() when slots have become free, and on_transfer(number, completion) at the end
+            of a request. who_waits() says who waits for a transfer, for an answer, for room and for a message.
     """
 
     number = 0
@@ -188,8 +188,8 @@ class Channel(Uncopied):
     def probe(self) -> None:
         """Post an empty write if somebody has waited for the same thing since the last call.
 
-        So a host that has died is noticed also where everything that was sent had arrived. Who waits for a message does it less
-        often, because peers may be silent for long.
+        So a host that has died is noticed also where everything that was sent had arrived. Who waits for a message does
+        it less often, because peers may be silent for long.
         """
         waits = self.who_waits()
         if waits != self._waits or waits == _NOTHING:
@@ -235,7 +235,7 @@ class Channel(Uncopied):
             self.life.end(what, error_of(completion))
 
     def on_severed(self) -> None:
-        """The adapter has cancelled requests, because the connection has ended. Until both sides have agreed, the connector says why."""
+        """The adapter has cancelled requests: it is over. Before both have agreed, the connector says why."""
         life, adapter = self.life, self._hub.adapter
         if life.on(Event.SEVERED):
             return

@@ -1,8 +1,8 @@
 """Connections for programs: messages of any length, and transfers to and from memory of the peer.
 
-All of a connection runs in the thread of its event loop. Finally in life.py says what happens if the loop is closed before the
-connection. life.py has the states of a connection, messages.py and transfers.py have what it is for, and channel.py has what it is
-made of.
+All of a connection runs in the thread of its event loop. Finally in life.py says what happens if the loop is closed
+before the connection. life.py has the states of a connection, messages.py and transfers.py have what it is for, and
+channel.py has what it is made of.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ndpy.objects.connection import Connector
     from ndpy.objects.queue_pair import QueuePair
 
-# The client repeats its first step so often, because siw may leave a server's first frame in its socket until more come.
+# The client repeats its first step so often: siw may leave a server's first frame in its socket until more come.
 _NUDGE_S = 0.2
 # How long the end that closes second waits for the first one to disconnect.
 _LINGER_S = 2.0
@@ -44,11 +44,12 @@ _LINGER_S = 2.0
 class Connection(Uncopied):
     """One end of a connection, made by connect() and serve().
 
-    Messages arrive whole, once, and in the order of the calls of send(). Use a connection in the loop's thread only. Many tasks
-    may use it at once.
+    Messages arrive whole, once, and in the order of the calls of send(). Use a connection in the loop's thread only.
+    Many tasks may use it at once.
 
     Attributes:
-        queue_pair, connector, adapter: what it is made of, for what it does not offer itself. Do not post requests there.
+        queue_pair, connector, adapter: what it is made of, for what it does not offer itself. Do not post requests
+            there.
     """
 
     connector: Connector | None = None
@@ -188,20 +189,22 @@ class Connection(Uncopied):
     async def send(self, data: Memory) -> None:
         """Send a message. Return when its memory may be used again.
 
-        A short message is copied, and this returns when the copy is posted. A message that is longer than a slot of the peer is
-        read by the peer from this memory, and this returns when the peer has read it: that is, after the peer has called
-        receive(). Memory that is not registered is registered, and remains so in a cache for as long as it exists.
+        A short message is copied, and this returns when the copy is posted. A message that is longer than a slot of the
+        peer is read by the peer from this memory, and this returns when the peer has read it: that is, after the peer
+        has called receive(). Memory that is not registered is registered, and remains so in a cache for as long as it
+        exists.
 
         While the peer takes no messages, this waits.
 
-        When this end has learnt that the peer has closed the connection, nothing is sent any more: this raises, and receive() has
-        what the peer sent before. A short message that crosses the peer's close() is dropped there, and only the next call
-        raises. A long one raises.
+        When this end has learnt that the peer has closed the connection, nothing is sent any more: this raises, and
+        receive() has what the peer sent before. A short message that crosses the peer's close() is dropped there, and
+        only the next call raises. A long one raises.
 
-        If it is cancelled, the message is sent whole or not at all. A long message is withdrawn then, unless the peer is
-        reading it. This ends when the peer does not use the memory any more, or the connection has ended. A peer that does
-        neither within 5 s loses the connection. After Ctrl-C that is 0.4 s, if the program runs by asyncio.run() of Python 3.11
-        or later. By other means the program ends it with abort(), or with a second cancellation.
+        If it is cancelled, the message is sent whole or not at all. A long message is withdrawn then, unless the peer
+        is reading it. This ends when the peer does not use the memory any more, or the connection has ended. A peer
+        that does neither within 5 s loses the connection. After Ctrl-C that is 0.4 s, if the program runs by
+        asyncio.run() of Python 3.11 or later. By other means the program ends it with abort(), or with a second
+        cancellation.
 
         Parameters:
             data: any contiguous buffer, a region, a slice of one, or a lease.
@@ -222,8 +225,8 @@ class Connection(Uncopied):
     async def receive(self, into: Memory | None = None) -> bytearray | int:
         """Wait for the next message.
 
-        If it is cancelled, the next receive() gets the message. This ends when the adapter does not write to the memory any
-        more.
+        If it is cancelled, the next receive() gets the message. This ends when the adapter does not write to the memory
+        any more.
 
         Parameters:
             into: memory for the message. A long message is read into it directly. None allocates memory.
@@ -269,8 +272,8 @@ class Connection(Uncopied):
     async def write(self, remote: RemoteMemory, data: Memory) -> None:
         """Write to memory of the peer, which its program does not notice. Return when the adapter needs `data` no more.
 
-        On InfiniBand and RoCE the bytes are in the peer's memory then. On iWARP they may still be on the way. A message that is sent
-        afterwards arrives after them everywhere.
+        On InfiniBand and RoCE the bytes are in the peer's memory then. On iWARP they may still be on the way. A message
+        that is sent afterwards arrives after them everywhere.
 
         If it is cancelled, it ends when the adapter does not read the memory any more.
 
@@ -288,9 +291,9 @@ class Connection(Uncopied):
     ) -> AsyncIterator[RemoteMemory]:
         """Let the peer use memory while the block lasts: `async with connection.expose(buffer) as remote`.
 
-        A message that is sent in the block can carry remote.to_bytes(). When the block ends, the peer's right has ended. On adapters
-        with memory windows, only this connection's peer has the right. On others and on rxe (see Quirk.RXE_BINDS_AGAIN), whoever
-        knows the token has it.
+        A message that is sent in the block can carry remote.to_bytes(). When the block ends, the peer's right has
+        ended. On adapters with memory windows, only this connection's peer has the right. On others and on rxe (see
+        Quirk.RXE_BINDS_AGAIN), whoever knows the token has it.
 
         Parameters:
             memory: a buffer, a region, a slice of one, or a lease. At least one byte.
@@ -310,11 +313,11 @@ class Connection(Uncopied):
     async def close(self) -> None:
         """End the connection when all messages of this end have been delivered. Harmless when repeated.
 
-        Messages of the peer that were not received are dropped. This waits until the peer has closed its end too, at most as
-        long as `close_timeout_s` of connect() or serve(). If it is cancelled, the connection ends at once.
+        Messages of the peer that were not received are dropped. This waits until the peer has closed its end too, at
+        most as long as `close_timeout_s` of connect() or serve(). If it is cancelled, the connection ends at once.
 
-        If Ctrl-C ends the program, it waits no longer than for the delivery, and at most 0.4 s. It knows of Ctrl-C in a program
-        that runs by asyncio.run() of Python 3.11 or later.
+        If Ctrl-C ends the program, it waits no longer than for the delivery, and at most 0.4 s. It knows of Ctrl-C in a
+        program that runs by asyncio.run() of Python 3.11 or later.
 
         It raises nothing if the connection was lost.
         """
@@ -360,7 +363,7 @@ class Connection(Uncopied):
         self._life.end("abort() was called")
 
     def hurry(self) -> None:
-        """The program is being ended. Wait until all is delivered, but not until the peer's program does something, nor long."""
+        """The program is being ended. Wait until all is delivered, but not for the peer's program, nor long."""
         self._life.hurry()
 
     async def wait_closed(self) -> None:

@@ -12,7 +12,7 @@ class ConnectionEndedError(NdpyError, ConnectionError, EOFError):
 
 
 class ConnectionResetError(NdpyError, builtins.ConnectionResetError):
-    """The connection was lost: the peer ended without close(), its host died, a request failed, or abort() was called."""
+    """The connection was lost: the peer ended without close(), its host died, a request failed, or by abort()."""
 
 
 class ProtocolError(NdpyError, ConnectionError):

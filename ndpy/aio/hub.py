@@ -1,7 +1,7 @@
 """What the connections of one adapter share in one event loop: completion queues, memory for messages, and a cache.
 
-A hub takes the completions of all its connections when the loop wakes up, and passes each to its connection. The context of a
-request is the number of the connection, the kind of the request, and a number of the request.
+A hub takes the completions of all its connections when the loop wakes up, and passes each to its connection. The
+context of a request is the number of the connection, the kind of the request, and a number of the request.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _SPARE_PIECES = 16
 _CACHED_BYTES = 256 << 20
 _CACHED_ENTRIES = 1024
 
-# The hubs of each loop. A hub refers to its loop, so only its users keep it. Those of a closed loop go when they are collected.
+# The hubs of each loop. A hub refers to its loop, so only its users keep it. Those of a closed loop go when they are
+# collected.
 _hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueDictionary[Any, Hub]] = (
     weakref.WeakKeyDictionary()
 )
@@ -124,7 +125,8 @@ class Hub(Uncopied):
         """The hub of an adapter in the running loop. The caller is one more user, and leaves with leave().
 
         Parameters:
-            which: an open adapter, or what open_adapter() takes. Then the hub opens it, and closes it with its last user.
+            which: an open adapter, or what open_adapter() takes. Then the hub opens it, and closes it with its last
+                user.
         """
         loop = asyncio.get_running_loop()
         hubs = _hubs.setdefault(loop, weakref.WeakValueDictionary())
@@ -166,8 +168,8 @@ class Hub(Uncopied):
             await in_thread(self._close)
 
     def _close(self) -> None:
-        # A KeyboardInterrupt may have come between any two lines, and a program may have made objects of this adapter. Each is
-        # closed when it is dropped, and the adapter after them.
+        # A KeyboardInterrupt may have come between any two lines, and a program may have made objects of this adapter.
+        # Each is closed when it is dropped, and the adapter after them.
         with contextlib.suppress(DeviceBusyError):
             self._close_all()
 

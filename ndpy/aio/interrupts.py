@@ -12,9 +12,9 @@ from typing import Any
 class Interrupts:
     """What came for the program of a loop. Make it while the loop runs.
 
-    asyncio.run() and asyncio.Runner handle Ctrl-C by a cancellation of the main task, which looks like that of a time limit. They
-    count what came in an attribute that is theirs. Where there is no such count, as in Python 3.10 or in a program that runs its
-    loop by itself, Ctrl-C is a cancellation like any other.
+    asyncio.run() and asyncio.Runner handle Ctrl-C by a cancellation of the main task, which looks like that of a time
+    limit. They count what came in an attribute that is theirs. Where there is no such count, as in Python 3.10 or in a
+    program that runs its loop by itself, Ctrl-C is a cancellation like any other.
     """
 
     __slots__ = ("_main_task", "_runner")

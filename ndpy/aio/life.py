@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 # How long close(), and what waits for the peer, may take together after hurry().
 _HURRY_S = 0.4
 
-# connecting: the connector says why if it fails. severed: requests were cancelled meanwhile, as siw does before a refusal.
-# opening: START is awaited. closing, peer_closed: CLOSE went or came. leaving: this end waits for no CLOSE, and disconnects.
+# connecting: the connector says why if it fails. severed: requests were cancelled meanwhile, as siw does before a
+# refusal. opening: START is awaited. closing, peer_closed: CLOSE went or came. leaving: this end waits for no CLOSE,
+# and disconnects.
 State = Literal[
     "connecting", "severed", "opening", "open", "closing", "peer_closed", "leaving", "ended", "freeing", "free"
 ]
@@ -175,7 +176,7 @@ class Life:
     # ---- the end of the program ----
 
     def hurry(self) -> None:
-        """The program is being ended. Wait until all is delivered, but not until the peer's program does something, nor long."""
+        """The program is being ended. Wait until all is delivered, but not for the peer's program, nor long."""
         if not (self.hurried.done() or self.loop.is_closed()):
             self._latest = self.loop.time() + _HURRY_S
             self.hurried.set_result(None)
@@ -204,9 +205,10 @@ class Life:
 class Finally:
     """`async with Finally(user, end)`: what `finally: await end()` does, also if the coroutine is dropped.
 
-    When a loop is closed before its tasks have ended, or a program forgets a task, the garbage collector closes the coroutine with
-    GeneratorExit. It does so in any thread, which may hold any lock. So nothing may wait then, and no provider is called: the loop
-    makes the call. After the loop's end, what the coroutine had is dropped, and the adapter's thread closes it.
+    When a loop is closed before its tasks have ended, or a program forgets a task, the garbage collector closes the
+    coroutine with GeneratorExit. It does so in any thread, which may hold any lock. So nothing may wait then, and no
+    provider is called: the loop makes the call. After the loop's end, what the coroutine had is dropped, and the
+    adapter's thread closes it.
 
     user: the connection's life, or the hub. Its on_dropped(end) is called then.
     """

@@ -14,7 +14,7 @@ Memory = Any
 
 
 def length_of(memory: Memory) -> int:
-    """The length of memory in bytes. Raises what plain_view() raises for a buffer that cannot be used, however short it is."""
+    """The length of memory in bytes. Raises what plain_view() raises for an unusable buffer, however short it is."""
     if isinstance(memory, (bytes, bytearray)):
         return len(memory)
     if isinstance(memory, (MemoryRegion, Sge, Lease)):

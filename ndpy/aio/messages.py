@@ -1,7 +1,7 @@
 """The messages of a connection: those that come, those that go, and the frames that tell the peer about them.
 
-A short message is copied into registered memory and sent. A longer one is offered: the peer reads it from the program's memory.
-protocol.py has the rules.
+A short message is copied into registered memory and sent. A longer one is offered: the peer reads it from the program's
+memory. protocol.py has the rules.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ class Messages(Uncopied):
                 self._finish(self.inbox.pop(0))
 
     async def until_delivered(self) -> None:
-        """Wait until the peer's adapter has all that was sent: a request that is posted after that has succeeded then."""
+        """Wait until the peer's adapter has all that was sent: a request that is posted after it has succeeded then."""
         life, protocol = self.life, self.protocol
         while protocol is not None and protocol.has_waiting and life.alive and life.limited(None) != 0:
             slot_is_free: asyncio.Future[None] = life.loop.create_future()

@@ -1,12 +1,12 @@
 """The protocol of ndpy.aio without any input or output. docs/aio_protocol.md describes it.
 
-Each end has a Protocol. It makes the header of every frame that is sent, keeps the control frames that wait for room, checks every
-frame that comes, and counts:
+Each end has a Protocol. It makes the header of every frame that is sent, keeps the control frames that wait for room,
+checks every frame that comes, and counts:
 
-- Data frames (MESSAGE and OFFER) take one of the receives that the peer has posted for them. `granted` says how many data
-  frames the peer may have sent since the beginning. It grows when the program takes a message.
-- Control frames take other receives. Rules limit how many of each kind can be on their way, so the peer has always posted
-  enough of these.
+- Data frames (MESSAGE and OFFER) take one of the receives that the peer has posted for them. `granted` says how many
+  data frames the peer may have sent since the beginning. It grows when the program takes a message.
+- Control frames take other receives. Rules limit how many of each kind can be on their way, so the peer has always
+  posted enough of these.
 
 The numbers count modulo 2**32.
 """
@@ -136,7 +136,8 @@ class Protocol:
         offered: the numbers of this end's offers that are open.
         peer_closed: whether CLOSE has come.
         closing: whether this end's CLOSE was made, or waits. From then on this end drops the messages that come.
-        longest_frame: how many bytes a MESSAGE holds. It fits a slot of either end: this end's is where it is sent from.
+        longest_frame: how many bytes a MESSAGE holds. It fits a slot of either end: this end's is where it is sent
+            from.
     """
 
     def __init__(self, own: Hello, peer: Hello) -> None:
@@ -145,8 +146,8 @@ class Protocol:
         self.longest_frame = min(own.slot_size, peer.slot_size) - HEADER_LENGTH
         self.started = False
         self.peer_closed = False
-        #: How many offers of each end may be open. Each may bring a DONE, and the receives for that were posted before the peer
-        #: told its number.
+        #: How many offers of each end may be open. Each may bring a DONE, and the receives for that were posted before
+        #: the peer told its number.
         self._most_offers = min(own.offers, peer.offers)
         self.offered: set[int] = set()
         self._withdrawn: set[int] = set()
@@ -172,8 +173,8 @@ class Protocol:
     def control_frames(own_offers: int, peer_offers: int) -> int:
         """How many control frames of the peer can be on their way at once.
 
-        START, GRANT and CLOSE; an answer to each offer of this end; two WITHDRAW for each offer of the peer, since one may cross
-        the answer to the offer before.
+        START, GRANT and CLOSE; an answer to each offer of this end; two WITHDRAW for each offer of the peer, since one
+        may cross the answer to the offer before.
         """
         return 3 + own_offers + 2 * peer_offers
 

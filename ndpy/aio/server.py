@@ -78,17 +78,17 @@ def connect(
 
     Parameters:
         address: (host, port) of the server.
-        adapter: an open adapter, or what open_adapter() takes. All connections of one loop to the same adapter share what they
-            need, and the last one closes what was opened.
-        timeout_s: how long all of it may take. None waits for ever. The addresses of a name are tried in turn, and one that does
-            not answer gets an equal share of the time that is left. Where the kernel is slow to let go of a silent address
-            (Quirk.IWARP_DESTROY_WAITS), a connect() that fails returns up to ten seconds later. One that succeeds does not wait
-            for it, and its close() does.
+        adapter: an open adapter, or what open_adapter() takes. All connections of one loop to the same adapter share
+            what they need, and the last one closes what was opened.
+        timeout_s: how long all of it may take. None waits for ever. The addresses of a name are tried in turn, and one
+            that does not answer gets an equal share of the time that is left. Where the kernel is slow to let go of a
+            silent address (Quirk.IWARP_DESTROY_WAITS), a connect() that fails returns up to ten seconds later. One that
+            succeeds does not wait for it, and its close() does.
         close_timeout_s: how long close() waits for the peer. None waits for ever.
-        slots: how many messages the peer may send before this end receives one, 1 to 1,024. Each slot of both directions has
-            slot_size bytes of registered memory, besides some for the protocol.
-        slot_size: in bytes, 64 to 1 MiB. A message that fits with its header of 24 bytes is sent at once. For a longer one the
-            receiver reads the sender's memory.
+        slots: how many messages the peer may send before this end receives one, 1 to 1,024. Each slot of both
+            directions has slot_size bytes of registered memory, besides some for the protocol.
+        slot_size: in bytes, 64 to 1 MiB. A message that fits with its header of 24 bytes is sent at once. For a longer
+            one the receiver reads the sender's memory.
         offers: how many longer messages each end may have under way, 1 to 64.
         max_message_length: the longest message that this end takes, in bytes.
     Returns: a Connection.
@@ -107,7 +107,8 @@ def connect(
         end = loop.time() + (math.inf if timeout_s is None else timeout_s)
         found = await _addresses_of(address, timeout_s)
         hub = Hub.join(adapter)
-        #: They are freed beside the next attempt, because the kernel may hold them for long (Quirk.IWARP_DESTROY_WAITS).
+        #: They are freed beside the next attempt, because the kernel may hold them for long
+        #: (Quirk.IWARP_DESTROY_WAITS).
         failed: list[Connection] = []
         async with Finally(hub, hub.leave):
             for left in range(len(found), 0, -1):
@@ -148,8 +149,8 @@ def serve(
 
     Parameters:
         address: (host, port) to listen at. Host "" stands for every address of the adapter, and port 0 for a free port.
-        handler: a coroutine function. It is called with each Connection, in a task of its own. When it returns, the connection is
-            closed. What it raises goes to the loop's exception handler, and ends this connection only.
+        handler: a coroutine function. It is called with each Connection, in a task of its own. When it returns, the
+            connection is closed. What it raises goes to the loop's exception handler, and ends this connection only.
         adapter: as for connect().
         backlog: see Adapter.listen().
         timeout_s: how long a client may take to complete its connection. None waits for ever.
@@ -205,8 +206,8 @@ async def _addresses_of(address: Address, timeout_s: float | None) -> list[Addre
 class Server(Uncopied):
     """Accepts connections, made by serve(). Leaving its block calls close().
 
-    If the block or close() is cancelled, as Ctrl-C does, it ends at once: what was sent is delivered, and no client is waited for.
-    So does a close() that follows Ctrl-C, see Connection.close().
+    If the block or close() is cancelled, as Ctrl-C does, it ends at once: what was sent is delivered, and no client is
+    waited for. So does a close() that follows Ctrl-C, see Connection.close().
 
     Attributes:
         address: the (host, port) at which it listens. The port is never 0.
@@ -285,7 +286,8 @@ class Server(Uncopied):
                 except Exception as error:
                     if connection._tells_of_end(error):
                         raise
-                    # Before the connection ends: if the server is closed meanwhile, the cancellation takes the place of the error.
+                    # Before the connection ends: if the server is closed meanwhile, the cancellation takes the place of
+                    # the error.
                     context = {"message": f"the handler of a client at {peer} failed", "exception": error}
                     asyncio.get_running_loop().call_exception_handler(context)
                     connection.abort()
@@ -299,7 +301,10 @@ class Server(Uncopied):
         await asyncio.shield(self._accepting)
 
     async def close(self) -> None:
-        """Stop listening, cancel the handlers, and close their connections as Connection.close() does. Harmless when repeated."""
+        """Stop listening, cancel the handlers, and close their connections as Connection.close() does.
+
+        Harmless when repeated.
+        """
         if self._loop.is_closed():
             # This may be a finalizer, see Finally.
             self._hub.adapter._events.call_soon(self._listener.close)
@@ -309,7 +314,7 @@ class Server(Uncopied):
         await finish(self._closing, self._hurry)
 
     def _hurry(self) -> None:
-        """Whoever closes the server is cancelled, for example by Ctrl-C. The second time, what was not delivered is lost."""
+        """Whoever closes the server is cancelled, as by Ctrl-C. The second time, what was not delivered is lost."""
         for connection in list(self.connections):
             connection.abort() if self._hurries else connection.hurry()
         self._hurries = True

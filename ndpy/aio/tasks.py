@@ -44,7 +44,10 @@ class Waiters(list["asyncio.Future[None]"]):
 
 
 class Turns:
-    """Tasks take turns, in the order of their calls. A lock that is released is free until the next one runs, so they count."""
+    """Tasks take turns, in the order of their calls.
+
+    A lock that is released is free until the next one runs, so they count.
+    """
 
     __slots__ = ("_lock", "_loop", "count")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,10 @@ def has_usable_windows(adapter: Adapter) -> bool:
     return Capability.MEMORY_WINDOWS in adapter.info.capabilities and Quirk.RXE_BINDS_AGAIN not in adapter._quirks
 
 
+def _post_with(post: Callable[..., None], part: Sge, remote: RemoteMemory, context: int) -> None:
+    post(part, remote, context=context)
+
+
 class Transfers(Uncopied):
     """The transfers of a connection.
 
@@ -64,7 +69,7 @@ class Transfers(Uncopied):
         self._binds = self._ended_binds = 0
 
     async def bind(self, window: MemoryWindow, element: Sge, access: Access, *, wait: bool) -> RemoteMemory:
-        """Give the peer its right. wait: return when it has it. Otherwise what is sent next on this connection may tell it."""
+        """Give the peer its right. wait: return when it has it. Otherwise what is sent next may tell the peer."""
         remote: RemoteMemory | None = None
 
         def post(context: int, flags: int = 0) -> None:
@@ -137,7 +142,7 @@ class Transfers(Uncopied):
             raise
 
     async def lease(self, memory: Memory, length: int, access: Access) -> tuple[Sge, Lease | None]:
-        """An element of the first bytes of memory, which is registered if it is not, and what to give back afterwards."""
+        """An element of the first bytes of memory, registered if they are not, and what to give back afterwards."""
         if isinstance(memory, Sge):
             offset = memory.address - memory.region.address
             return memory.region[offset : offset + length], None
@@ -174,9 +179,7 @@ class Transfers(Uncopied):
                 end = min(start + longest, length)
                 part = element if end - start == length else part_of(element, start, end)
                 target = remote if end - start == remote.length else remote[start:end]
-                posted.append(
-                    await self.begin(lambda context, part=part, target=target: post(part, target, context=context))  # type: ignore[misc]
-                )
+                posted.append(await self.begin(functools.partial(_post_with, post, part, target)))
             for future in posted:
                 await asyncio.shield(future)
         for future in posted:
@@ -215,7 +218,7 @@ class Transfers(Uncopied):
         return future
 
     async def delivered(self) -> asyncio.Future[Any] | None:
-        """Returns a future that ends when the peer's adapter has all that was posted. None without room for a request."""
+        """Returns a future that ends when the peer's adapter has all that was posted. None if there is no room."""
         if self._room.locked():
             return None
         return await self.begin(self._channel.write_nothing)
