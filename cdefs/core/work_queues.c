@@ -191,6 +191,24 @@ static PyObject *refuse_length(WorkQueues *self, const Element *sge, PyObject *r
     return NULL;
 }
 
+/* What a call with wrong arguments raises: that, unless the queue pair does not take the operation at all. */
+APART PyObject *refuse_arguments(WorkQueues *self, uint32_t operation)
+{
+    PyObject *type, *value, *traceback, *offered;
+
+    PyErr_Fetch(&type, &value, &traceback);
+    offered = PyObject_CallMethod((PyObject *)self, "_require_offered", "I", operation);
+    if (offered) {
+        PyErr_Restore(type, value, traceback);
+        Py_DECREF(offered);
+        return NULL;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return NULL;
+}
+
 /* Posts one of the operations up to NDPY_WRITE, which is a constant in each caller. remote: NULL for none. */
 HOT PyObject *post(WorkQueues *self, uint32_t operation, PyObject *sges, PyObject *remote, PyObject *context,
                    PyObject *flags)
@@ -205,7 +223,7 @@ HOT PyObject *post(WorkQueues *self, uint32_t operation, PyObject *sges, PyObjec
     if (!remote)
         post.remote = (struct ndpy_remote){0};
     else if (read_remote(remote, &post.remote) < 0)
-        return NULL;
+        return refuse_arguments(self, operation);
     if (Py_TYPE(sges) != element_type || may_not_be_filled(self, operation, sge)) {
         post.remote.operands[0] = post.remote.operands[1] = 0;
         return post_many(self, &post, sges, remote, NULL);
@@ -225,7 +243,7 @@ static PyObject *post_call(PyObject *object, const struct call *call, PyObject *
     Element *sge;
 
     if (read_call(call, object, arguments, count, keywords, &given) < 0)
-        return NULL;
+        return refuse_arguments(self, call->operation);
     post.operation = given.operation;
     post.remote = given.remote;
     if (read_numbers(object, given.context, given.flags, &post) < 0)

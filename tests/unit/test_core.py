@@ -481,6 +481,9 @@ class Queues(_core.WorkQueues):
     def __init__(self) -> None:
         self._lock = _core.Lock()
 
+    def _require_offered(self, operation: int) -> None:
+        """It takes all of them."""
+
     @staticmethod
     def _bad_argument(error: Exception, context: object, flags: object) -> Exception:
         return ndpy.NdpyError(f"{type(error).__name__} {context!r} {flags!r}")

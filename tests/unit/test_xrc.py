@@ -225,6 +225,8 @@ def test_what_an_end_does_not_do_is_refused(host):
         lambda: receiver.send(element),
         lambda: receiver.receive(element),
         lambda: receiver.read(element, remote),
+        lambda: receiver.read(element, None),
+        lambda: receiver.fetch_and_add(element),
         lambda: receiver.write(element, remote),
         lambda: receiver.compare_and_swap(element, remote, 0, 1),
         lambda: receiver.fetch_and_add(element, remote, 1),
