@@ -308,7 +308,9 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *out)
     if (fake_xrc)
         out->max_srq = out->max_srq_wr = 100;
     if (fake_settings.windows) {
-        out->device_cap_flags = fake_settings.windows == 2 ? IBV_DEVICE_MEM_WINDOW : IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+        out->device_cap_flags = fake_settings.windows == 2
+                                    ? IBV_DEVICE_MEM_WINDOW
+                                    : IBV_DEVICE_MEM_WINDOW_TYPE_2B | IBV_DEVICE_MEM_MGT_EXTENSIONS;
         out->max_mw = 1000;
     }
     return 0;

@@ -55,7 +55,7 @@ class Scene:
             self.fake.remove(self.adapter)
             self.points.elsewhere(lambda: wait_until(lambda: self.adapter._defunct, "the adapter knows"))
         elif what == "cancel":
-            self.points.elsewhere(lambda: wait_until(lambda: self.begun, "it has begun") or self.begun[0].cancel())
+            self.points.elsewhere(lambda: wait_until(lambda: self.begun, "it has begun")[0].cancel())
         else:
             self.points.elsewhere(self.queue_pair.close)
 
