@@ -13,7 +13,7 @@ from kit.helpers import DEADLINE_S, Keeper, contents, create_end, memory, succee
 import ndpy
 from ndpy import AddressVector, QueuePairState
 
-# softrdma/verbs/by_hand.c waits 20 ms for the PSN of the end that connects. Then it greets without it.
+# softrdma/verbs/pairing.c waits 20 ms for the PSN of the end that connects. Then it greets without it.
 LATER_S = 0.1
 
 
