@@ -48,9 +48,9 @@ def ends(length):
             time.sleep(0.01)
     return [hex(status) for status in [status, *told]]
 
-# Small ones inline and large ones by a thread.
+# Small ones inline, and those of more than 4 MiB by a thread also on a single processor.
 held = [adapter.register(ndpy.alloc(61440)) for _ in range(4)]
-print(*ends(61440), *ends(1 << 20))
+print(*ends(61440), *ends(1 << 23))
 for region in held:
     region.close()
 adapter.close()
