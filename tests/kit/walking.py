@@ -27,6 +27,7 @@ class Elsewhere:
         self._call = call
         self._value: Any = None
         self._error: BaseException | None = None
+        self.over = False
         self.thread = threading.Thread(target=self._run, name="elsewhere", daemon=True)
 
     def start(self) -> Elsewhere:
@@ -38,6 +39,7 @@ class Elsewhere:
             self._value = self._call()
         except BaseException as error:
             self._error = error
+        self.over = True
 
     def result(self) -> Any:
         self.thread.join(DEADLINE_S)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,12 +72,14 @@ class Queue:
         self.queue = adapter.create_completion_queue(64)
         self.queue_pair = adapter.create_queue_pair(self.queue, receive_queue_depth=16)
         self.arrived = 0
+        self._arriving = threading.Lock()
         for context in range(receives):
             self.queue_pair.receive([], context=context)
 
     def arrive(self) -> None:
-        assert self.fake.complete(self.queue_pair)
-        self.arrived += 1
+        with self._arriving:
+            assert self.fake.complete(self.queue_pair)
+            self.arrived += 1
 
     def lose(self, points: Points, how: str) -> None:
         """Lose the adapter's device or the queue. LOSSES names the kinds. The adapter's thread notices the loss."""
