@@ -87,6 +87,7 @@ struct stream {
     /* For upkeep.c */
     uint64_t traffic;   /* bytes when it was there last */
     uint32_t waited_ms; /* how long requests have waited while nothing came or went */
+    uint32_t asked_ms;  /* for how long TCP has asked the peer's host for a sign of life; 0: it does not */
 
     struct connector *connector;
     struct listener *listener;

@@ -90,8 +90,8 @@ enum move { MOVE_DONE, MOVE_ENDS, MOVE_FAILED };
 enum move socket_receive_elsewhere(struct socket *socket, struct io *io, void *data, size_t size);
 /* `on`: TCP asks the peer's host for a sign of life every second, as long as nothing else is under way. */
 void socket_probe(struct socket *socket, bool on);
-/* Whether the peer's host has left questions of TCP unanswered for this long. For a socket that is probed. */
-bool socket_peer_silent(struct socket *socket, uint32_t ms);
+/* How many questions of TCP the peer's host has left unanswered, and for how long it has said nothing. */
+unsigned socket_unanswered(struct socket *socket, uint32_t *silent_ms);
 /* Whether the peer sends no more, or has gone, even if what it sent has not been received yet. False if the system does
  * not tell. */
 bool socket_peer_ended(struct socket *socket);

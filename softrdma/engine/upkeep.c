@@ -2,7 +2,8 @@
  *
  * - A stream that has rested gives back its large buffers.
  * - If requests wait and nothing comes, TCP asks the peer's host for a sign of life. If none comes for SILENT_MS, the
- *   connection is lost. A peer whose process is stopped or busy is not silent, because its kernel answers.
+ *   connection is lost. A peer whose process is stopped or busy is not silent, because its kernel answers. Streams ask
+ * by turns, because Linux lets the questions of thousands fall together, and drops those that its queues do not hold.
  *
  * If a stream lacks memory, HURRY_MS later: it tries again, and streams that have rested so long give back their
  * buffers. An established connection never ends for want of memory.
@@ -16,6 +17,12 @@
 #define PERIOD_MS 1000
 #define HURRY_MS  20
 #define SILENT_MS 10000
+/* Questions without an answer that make a host silent. */
+#define UNANSWERED 3
+/* How many streams ask at a time. The queue of a loopback holds 1,000 packets (net.core.netdev_max_backlog). */
+#ifndef ASK_AT_ONCE
+#define ASK_AT_ONCE 256
+#endif
 
 _Atomic bool upkeep_runs;
 
@@ -23,6 +30,14 @@ static struct lock timer_lock = LOCK_INIT; /* of what is below; inside of a stre
 static struct timer timer;
 static bool hurries;     /* the timer was set for a stream that lacks memory */
 static uint64_t last_ms; /* of the last round */
+
+/* A call for each open stream. Rounds may overlap. */
+struct round {
+    uint32_t passed_ms; /* since the round before */
+    unsigned asking;    /* streams that ask from now on */
+    unsigned free;      /* places for others. One that gets free goes to a stream behind, so that all get their turn */
+};
+static _Atomic unsigned asking; /* after the round before */
 
 static bool waits_for_peer(const struct stream *stream)
 {
@@ -37,21 +52,39 @@ static bool waits_for_peer(const struct stream *stream)
     }
 }
 
-static void look_after_peer(struct stream *stream, bool waits, uint32_t passed_ms)
+static void ask(struct stream *stream, bool on)
 {
-    if (waits && stream->waited_ms == 0)
-        socket_probe(&stream->socket, true);
-    if (!waits && stream->waited_ms > 0)
-        socket_probe(&stream->socket, false);
-    stream->waited_ms = waits ? stream->waited_ms + passed_ms : 0;
-    if (stream->waited_ms > SILENT_MS && socket_peer_silent(&stream->socket, SILENT_MS)) {
+    socket_probe(&stream->socket, on);
+    stream->asked_ms = on;
+}
+
+static void look_after_peer(struct stream *stream, bool waits, struct round *round)
+{
+    uint32_t silent_ms = 0;
+    bool asks = stream->asked_ms > 0;
+    unsigned unanswered = asks ? socket_unanswered(&stream->socket, &silent_ms) : 0;
+
+    stream->waited_ms = waits ? stream->waited_ms + round->passed_ms : 0;
+    if (asks)
+        stream->asked_ms += round->passed_ms;
+    if (asks && (!waits || silent_ms < stream->asked_ms)) {
+        ask(stream, false);
+        round->free++;
+    } else if (asks && unanswered >= UNANSWERED && silent_ms >= SILENT_MS && stream->waited_ms > SILENT_MS) {
         TRACE("stream %p: the peer's host is silent", (void *)stream);
         stream_connection_lost(stream, ND_IO_TIMEOUT);
+        round->free++;
+    } else if (asks) {
+        round->asking++;
+    } else if (waits && round->free > 0) {
+        ask(stream, true);
+        round->asking++;
+        round->free--;
     }
 }
 
 /* True if the stream needs more upkeep. */
-static bool tend(struct stream *stream, uint32_t passed_ms)
+static bool tend(struct stream *stream, struct round *round)
 {
     if (!stream->open)
         return false;
@@ -65,23 +98,26 @@ static bool tend(struct stream *stream, uint32_t passed_ms)
     bool waits = waits_for_peer(stream);
     stream->traffic = traffic;
     bool shrunk = rests && stream_shrink(stream);
-    look_after_peer(stream, waits && rests, passed_ms);
-    return !shrunk || starved || waits || stream->waited_ms > 0;
+    look_after_peer(stream, waits && rests, round);
+    return !shrunk || starved || waits;
 }
 
 static bool tend_all(uint32_t passed_ms)
 {
+    struct round round = {.passed_ms = passed_ms};
     bool needed = false;
 
+    round.free = asking < ASK_AT_ONCE ? ASK_AT_ONCE - asking : 0;
     for (size_t left = streams_open(); left > 0; left--) {
         struct stream *stream = streams_next();
         if (stream == NULL)
             break;
         stream_lock(stream);
-        needed |= tend(stream, passed_ms);
+        needed |= tend(stream, &round);
         stream_unlock(stream);
         stream_drop(stream);
     }
+    asking = round.asking;
     return needed;
 }
 

@@ -115,7 +115,7 @@ static void tell(struct end *end, uint32_t token, uint64_t what)
 }
 
 /* Regions of the test's requests. */
-static struct region *kept[DEPTH];
+static struct region *kept[2 * DEPTH];
 static unsigned kept_count;
 
 static void disconnect(struct end *end)
@@ -430,6 +430,60 @@ static void no_more_reads_are_under_way_than_both_ends_allow(uint16_t outbound, 
         object_close(&kept[--kept_count]->object);
 }
 
+/* ---- Silent hosts ---- */
+
+#define WAITING 11
+#define SILENT  7
+
+static void hosts_are_asked_by_turns(void)
+{
+    struct end ends[WAITING];
+
+    for (int i = 0; i < WAITING; i++) {
+        ends[i] = connected(NULL);
+        read_byte(&ends[i], 0);
+    }
+    for (int second = 0; second < 12; second++) {
+        unsigned count = 0;
+        world_pass(1000);
+        for (int i = 0; i < WAITING; i++) {
+            bool now;
+            unsigned times = world_asked(ends[i].socket, &now);
+            count += now;
+            world_require(second < 6 || times > 0, "leaves a host unasked");
+        }
+        world_require(count <= ASK_AT_ONCE, "asks too many hosts at a time");
+    }
+    for (int i = 0; i < SILENT; i++)
+        world_falls_silent(ends[i].socket);
+    world_pass(9000);
+    for (int i = 0; i < WAITING; i++)
+        world_require(ends[i].qp->ending == QP_GOES_ON, "takes a host for silent too early");
+    world_pass(9000);
+    for (int i = 0; i < WAITING; i++) {
+        world_require((ends[i].qp->ending == QP_GOES_ON) == (i >= SILENT), "takes the wrong hosts for silent");
+        world_require(completed(&ends[i], ND_IO_TIMEOUT) == (i < SILENT), "does not complete what was asked of it");
+        end_connection(&ends[i]);
+    }
+    while (kept_count > 0)
+        object_close(&kept[--kept_count]->object);
+}
+
+static void a_host_that_nobody_asked_gets_the_usual_time(void)
+{
+    struct end end = connected(NULL);
+
+    world_falls_silent(end.socket);
+    world_pass(60000);
+    read_byte(&end, 0);
+    world_pass(9000);
+    world_require(end.qp->ending == QP_GOES_ON, "takes a host for silent that it has just begun to ask");
+    world_pass(9000);
+    world_require(end.qp->ending != QP_GOES_ON, "waits for a silent host");
+    end_connection(&end);
+    object_close(&kept[--kept_count]->object);
+}
+
 /* ---- Memory that is missing ---- */
 
 #define LARGE 100000u
@@ -721,6 +775,8 @@ int main(void)
     no_more_reads_are_under_way_than_both_ends_allow(1, 16, 1);
     no_more_reads_are_under_way_than_both_ends_allow(2, 3, 2);
     no_more_reads_are_under_way_than_both_ends_allow(3, 2, 2);
+    hosts_are_asked_by_turns();
+    a_host_that_nobody_asked_gets_the_usual_time();
     world_require(region_create(adapter, adapter, NULL, &region) == ND_SUCCESS &&
                       region_begin(region, memory, LARGE, (uintptr_t)memory, ND_MR_FLAG_ALLOW_LOCAL_WRITE) ==
                           ND_SUCCESS,

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define MOST       16
+#define NEVER      UINT64_MAX
 #define FIRST_PORT 5000
 #define TURNS      100000u
 
@@ -21,6 +22,8 @@ struct connection {
     const void *send_data;
     size_t receive_size, send_size;
     unsigned waiting; /* connections to be accepted */
+    uint64_t asked_at, silent_since;
+    unsigned asked;
     struct watch *watch;
     /* What the engine sent: it has to be well formed. */
     uint8_t *output;
@@ -166,6 +169,7 @@ static socket_handle new_socket(void)
             free(made->output);
             memset(made, 0, sizeof *made);
             made->open = true;
+            made->asked_at = made->silent_since = NEVER;
             return i;
         }
     return NO_SOCKET;
@@ -400,13 +404,31 @@ enum move socket_receive_elsewhere(struct socket *socket, struct io *io, void *d
 
 void socket_probe(struct socket *socket, bool on)
 {
-    (void)socket, (void)on;
+    struct connection *connection = of(socket->handle);
+
+    connection->asked_at = on ? clock_ms : NEVER;
+    connection->asked += on;
 }
 
-bool socket_peer_silent(struct socket *socket, uint32_t ms)
+/* Asks once a second, and is answered at once or not at all. */
+unsigned socket_unanswered(struct socket *socket, uint32_t *silent_ms)
 {
-    (void)socket, (void)ms;
-    return false;
+    const struct connection *connection = of(socket->handle);
+    bool silent = connection->silent_since != NEVER;
+
+    *silent_ms = silent ? (uint32_t)(clock_ms - connection->silent_since) : 0;
+    return silent && connection->asked_at != NEVER ? (unsigned)((clock_ms - connection->asked_at) / 1000) : 0;
+}
+
+void world_falls_silent(socket_handle handle)
+{
+    of(handle)->silent_since = clock_ms;
+}
+
+unsigned world_asked(socket_handle handle, bool *now)
+{
+    *now = of(handle)->asked_at != NEVER;
+    return of(handle)->asked;
 }
 
 bool socket_peer_ended(struct socket *socket)

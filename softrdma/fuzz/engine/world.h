@@ -19,6 +19,10 @@ socket_handle world_newest(void);
 void world_feed(socket_handle handle, const void *data, size_t size);
 /* The peer sends no more, or is gone. */
 void world_end(socket_handle handle, bool reset);
+/* The peer's host answers no question of TCP from now on. */
+void world_falls_silent(socket_handle handle);
+/* How often the peer's host was asked for a sign of life, and whether it is asked now. */
+unsigned world_asked(socket_handle handle, bool *now);
 /* The most that a receive gets at once, and how much sends may take from now on. */
 void world_limit(size_t chunk, size_t room);
 

@@ -454,11 +454,10 @@ void channel_push(struct channel *channel)
 /* ---- Silent peers ---- */
 
 #define PROBE_S 1
-/* More than socket_peer_silent() needs. */
+/* More than upkeep.c needs. */
 #define PROBES 30
 /* What Linux has by default. */
 #define USUAL_PROBE_S 7200
-#define UNANSWERED    3
 
 void socket_probe(struct socket *socket, bool on)
 {
@@ -473,13 +472,15 @@ void socket_probe(struct socket *socket, bool on)
 
 /* A host that is there answers a retransmission, and a probe even if its program takes no data. The time alone says
  * nothing: TCP asks a peer with a closed window more and more seldom. */
-bool socket_peer_silent(struct socket *socket, uint32_t ms)
+unsigned socket_unanswered(struct socket *socket, uint32_t *silent_ms)
 {
     struct tcp_info info = {0};
     socklen_t length = sizeof info;
 
-    return channel_usable(socket->channel) && getsockopt(socket->handle, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 &&
-           info.tcpi_last_ack_recv >= ms && info.tcpi_retransmits + info.tcpi_probes >= UNANSWERED;
+    if (channel_usable(socket->channel))
+        getsockopt(socket->handle, IPPROTO_TCP, TCP_INFO, &info, &length);
+    *silent_ms = info.tcpi_last_ack_recv;
+    return info.tcpi_retransmits + info.tcpi_probes;
 }
 
 bool socket_peer_ended(struct socket *socket)
