@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,23 +159,12 @@ class PeerConnectionEnd:
         remote: RemoteMemory | None = None,
         context: int = 0,
         flags: Flags = Flags.NONE,
+        waits: bool = True,
     ) -> None:
-        """Let the peer post a request. Raises PeerRefused."""
-        self.begin_post(operation, memory, offset, length, remote=remote, context=context, flags=flags)
-        self.peer.finish()
+        """Let the peer post a request. Raises PeerRefused.
 
-    def begin_post(
-        self,
-        operation: Operation,
-        memory: PeerMemory,
-        offset: int = 0,
-        length: int | None = None,
-        *,
-        remote: RemoteMemory | None = None,
-        context: int = 0,
-        flags: Flags = Flags.NONE,
-    ) -> None:
-        """Let the peer post a request, without waiting for its answer. Peer.finish() receives the answer."""
+        waits: whether to wait for its answer. Otherwise Peer.finish() receives it.
+        """
         self.peer.begin(
             "post",
             end=self.number,
@@ -188,13 +176,15 @@ class PeerConnectionEnd:
             flags=int(flags),
             remote=encode(remote.to_bytes()) if remote is not None else "",
         )
+        if waits:
+            self.peer.finish()
 
     def take(self, count: int, timeout_s: float) -> list[PeerCompletion]:
         """Take up to `count` completions at the peer. Returns fewer if timeout_s seconds pass first."""
-        deadline = time.monotonic() + min(timeout_s, MAX_WAIT_S)
-        left = max(deadline - time.monotonic(), 0.0)
-        answer = self.peer.call("completions", wait_s=left, end=self.number, count=count, timeout_s=left)
-        return read_completions(answer)
+        timeout_s = min(timeout_s, MAX_WAIT_S)
+        return read_completions(
+            self.peer.call("completions", wait_s=timeout_s, end=self.number, count=count, timeout_s=timeout_s)
+        )
 
     def view(self) -> View:
         """What the peer sees of the connection."""

@@ -6,6 +6,7 @@ import functools
 import random
 import time
 from collections.abc import Iterable
+from typing import Protocol
 
 import ndpy
 from ndpy import Access
@@ -105,23 +106,17 @@ class ConnectionEnd:
                 break
         return taken
 
-    def resources(self) -> list[ndpy.Connector | ndpy.QueuePair | ndpy.CompletionQueue]:
+    def resources(self) -> list[Closable]:
         """The objects that must be closed with this end."""
-        connector = [self.connector] if self.connector is not None else []
-        return [*connector, self.queue_pair, *([self.cq] if self._owns_cq else [])]
+        ends = (self.connector, self.queue_pair, self.cq if self._owns_cq else None)
+        return [end for end in ends if end is not None]
 
 
-Closable = (
-    ndpy.Connector
-    | ndpy.Listener
-    | ndpy.MemoryWindow
-    | ndpy.QueuePair
-    | ndpy.SharedReceiveQueue
-    | ndpy.CompletionQueue
-    | ndpy.MemoryRegion
-    | Memory
-    | ndpy.Adapter
-)
+class Closable(Protocol):
+    """An object of one of the types of _CLOSING_ORDER."""
+
+    def close(self) -> None: ...
+
 
 _CLOSING_ORDER: tuple[type, ...] = (
     ndpy.Listener,

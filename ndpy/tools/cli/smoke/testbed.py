@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import ndpy
 from ndpy import Access, Capability, Operation, Status
@@ -14,7 +15,7 @@ from ndpy.tools.cli.channel import encode
 from ndpy.tools.cli.peers import PeerLost, PeerRefused, as_seen_here, common_address
 from ndpy.tools.cli.smoke.catalog import Failure, Skip
 from ndpy.tools.cli.smoke.peer import Peer, PeerCompletion, PeerConnectionEnd, PeerMemory
-from ndpy.tools.cli.smoke.resources import DEPTH, Closable, ConnectionEnd, Memory, close_all, difference
+from ndpy.tools.cli.smoke.resources import Closable, ConnectionEnd, Memory, close_all, difference
 from ndpy.tools.cli.sources import ANYWHERE, Source, peer_name
 from ndpy.vocabulary import quirks
 from ndpy.vocabulary.quirks import Quirk
@@ -121,6 +122,12 @@ class Connection:
         """Take `count` completions of this side. Fails if fewer come in time."""
         return self.testbed.take(self.near, count, what)
 
+    def take_ok(self, count: int, what: str) -> list[ndpy.Completion]:
+        """As take(). Fails also if a request has failed."""
+        taken = self.take(count, what)
+        expect_ok(taken, what)
+        return taken
+
     def take_at_peer(self, count: int, what: str) -> list[PeerCompletion]:
         """Take `count` completions at the peer. Fails if fewer come in time."""
         timeout_s = self.testbed.step()
@@ -132,8 +139,7 @@ class Connection:
         """Send a message and check that the peer's next receive holds it, byte for byte."""
         end = memory.length if length is None else offset + length
         self.queue_pair.send(memory.region[offset:end], context=77)
-        (sent,) = self.take(1, "a send")
-        expect_ok([sent], "a send")
+        self.take_ok(1, "a send")
         (received,) = self.take_at_peer(1, "a send")
         expect_ok([received], "the peer's receive")
         expect(
@@ -344,19 +350,9 @@ class Testbed:
             length, access, next(self._seeds), None if connection is None else connection.far.number
         )
 
-    def new_end(
-        self,
-        *,
-        depth: int = DEPTH,
-        max_sge: int = 1,
-        inline_data_size: int = 0,
-        cq: ndpy.CompletionQueue | None = None,
-        srq: ndpy.SharedReceiveQueue | None = None,
-    ) -> ConnectionEnd:
-        """Create a queue pair that is not connected yet. It gets its own completion queue unless `cq` is given."""
-        end = ConnectionEnd(
-            self.adapter, depth=depth, max_sge=max_sge, inline_data_size=inline_data_size, cq=cq, srq=srq
-        )
+    def new_end(self, **options: Any) -> ConnectionEnd:
+        """Create a queue pair that is not connected yet, with the options of ConnectionEnd."""
+        end = ConnectionEnd(self.adapter, **options)
         self._to_close += end.resources()
         return end
 
@@ -383,6 +379,15 @@ class Testbed:
             )
         number, port = self.peer.listen(host)
         return number, (as_seen_here(host, self._reached), port)
+
+    @contextlib.contextmanager
+    def peer_at_work(self, command: str, **arguments: Any) -> Iterator[None]:
+        """Let the peer execute a command during the body. Its answer is read in any case, and raises PeerRefused."""
+        self.peer.begin(command, timeout_s=self.step(), **arguments)
+        try:
+            yield
+        finally:
+            self.peer.finish(STEP_LIMIT_S)
 
     def connect(
         self,

@@ -143,12 +143,11 @@ def rejected(testbed: Testbed) -> str:
     listener, address = testbed.peer_listener()
     why = pattern(7, min(32, testbed.info.max_callee_data))
     connector = testbed.connector()
-    testbed.peer.begin("reject", listener=listener, private_data=encode(why), timeout_s=testbed.step())
-    try:
-        with refusal(ndpy.ConnectionRefusedError, "connecting to a server that rejects"):
-            connector.connect(end.queue_pair, address, timeout_s=testbed.step())
-    finally:
-        testbed.peer.finish(STEP_LIMIT_S)
+    with (
+        testbed.peer_at_work("reject", listener=listener, private_data=encode(why)),
+        refusal(ndpy.ConnectionRefusedError, "connecting to a server that rejects"),
+    ):
+        connector.connect(end.queue_pair, address, timeout_s=testbed.step())
     expect_same(connector.private_data[: len(why)], why, "private data of reject()")
     # On iWARP a rejected queue pair stays in its error state.
     testbed.connect(None if testbed.has(Quirk.IWARP_ATTEMPT_USES_QUEUE_PAIR_UP) else end).expect_alive()
@@ -190,14 +189,11 @@ def timeout(testbed: Testbed) -> str:
     """Connecting to a server that does not answer raises TimeoutError at the deadline, not later."""
     end = testbed.new_end()
     listener, address = testbed.peer_listener()
-    testbed.peer.begin("hold", listener=listener, timeout_s=testbed.step())
-    started = time.monotonic()
-    try:
+    with testbed.peer_at_work("hold", listener=listener):
+        started = time.monotonic()
         with refusal(ndpy.TimeoutError, "connecting to a server that does not answer"):
             testbed.connector().connect(end.queue_pair, address, timeout_s=0.7)
         seconds = time.monotonic() - started
-    finally:
-        testbed.peer.finish(STEP_LIMIT_S)
     expect(0.6 <= seconds < 5, f"TimeoutError after {seconds:.2f} s instead of 0.7")
     return f"TimeoutError after {seconds:.2f} s of 0.7"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ndpy
 from ndpy import Status
 from ndpy.tools.cli.smoke.catalog import check
-from ndpy.tools.cli.smoke.testbed import Connection, Testbed, contexts, expect, expect_ok, expect_status, refusal
+from ndpy.tools.cli.smoke.testbed import Connection, Testbed, contexts, expect, expect_status, refusal
 from ndpy.vocabulary.quirks import Quirk
 
 
@@ -67,7 +67,7 @@ def delivered_first(testbed: Testbed) -> str:
     """A message that completed before disconnect() arrives at the peer before the peer's receives are cancelled."""
     connection = testbed.connect(receives=4, size=64)
     connection.queue_pair.send(testbed.ping.region, context=1)
-    expect_ok(connection.take(1, "the send"), "the send")
+    connection.take_ok(1, "the send")
     connection.connector.disconnect(testbed.step())
     ended = connection.take_at_peer(4, "the peer's receives")
     statuses = [completion.status.name for completion in ended]

@@ -9,7 +9,7 @@ import ndpy
 from ndpy import Access, Capability, Operation
 from ndpy.tools.cli.smoke.catalog import check
 from ndpy.tools.cli.smoke.resources import pattern
-from ndpy.tools.cli.smoke.testbed import Testbed, expect, expect_ok, expect_same, expect_unchanged, refusal
+from ndpy.tools.cli.smoke.testbed import Testbed, expect, expect_same, expect_unchanged, refusal
 
 
 @check("register", "sizes")
@@ -58,13 +58,13 @@ def on_demand(testbed: Testbed) -> str:
     expected = bytearray(len(buffer))
     for start in (3 * mmap.PAGESIZE + 100, 9 * mmap.PAGESIZE - 100):
         connection.queue_pair.read(region[start : start + 256], far.remote)
-        expect_ok(connection.take(1, "a read into memory on demand"), "a read into memory on demand")
+        connection.take_ok(1, "a read into memory on demand")
         expected[start : start + 256] = far.contents(0, 256)
     expect_same(bytes(buffer[:]), bytes(expected), "memory on demand, read into")
     start = 12 * mmap.PAGESIZE - 50
     buffer[start : start + 256] = pattern(3, 256)
     connection.queue_pair.write(region[start : start + 256], far.remote)
-    expect_ok(connection.take(1, "a write from memory on demand"), "a write from memory on demand")
+    connection.take_ok(1, "a write from memory on demand")
     connection.let_writes_arrive()
     expect_same(far.contents(0, 256), pattern(3, 256), "what was written from memory on demand")
     return "256 bytes into two places, 256 bytes out"

@@ -8,7 +8,7 @@ import time
 import ndpy
 from ndpy import Access, Capability, Flags, Operation, Status
 from ndpy.tools.cli.smoke.catalog import Skip, check
-from ndpy.tools.cli.smoke.resources import ConnectionEnd, pattern
+from ndpy.tools.cli.smoke.resources import pattern
 from ndpy.tools.cli.smoke.testbed import Testbed, contexts, expect, expect_ok, expect_same, expect_status
 from ndpy.vocabulary.quirks import Quirk
 
@@ -84,7 +84,7 @@ def inline(testbed: Testbed) -> str:
     data = bytearray(pattern(8, size))
     connection.queue_pair.send(data, flags=Flags.INLINE)
     data[:] = bytes(size)
-    expect_ok(connection.take(1, "the inline send"), "the inline send")
+    connection.take_ok(1, "the inline send")
     connection.take_at_peer(1, "the inline message")
     expect_same(connection.far.slot(0, size), pattern(8, size), "the inline message")
     return f"{size} of {testbed.info.max_inline_data_size} bytes, overwritten right after the call"
@@ -98,8 +98,7 @@ def in_order(testbed: Testbed) -> str:
     memory = testbed.memory(count * 64, Access.NONE)
     for index in range(count):
         connection.queue_pair.send(memory.region[index * 64 : index * 64 + index + 1], context=index)
-    sent = connection.take(count, "the sends")
-    expect_ok(sent, "the sends")
+    sent = connection.take_ok(count, "the sends")
     expect(contexts(sent) == list(range(count)), f"the sends completed in the order {contexts(sent)}")
     received = connection.take_at_peer(count, "the messages")
     expect(contexts(received) == list(range(count)), f"the receives completed in the order {contexts(received)}")
@@ -125,7 +124,7 @@ def late_receive(testbed: Testbed) -> str:
     connection.queue_pair.send(memory.region)
     time.sleep(0.05)
     connection.far.post(Operation.RECEIVE, far)
-    expect_ok(connection.take(1, "the send that waits"), "the send that waits")
+    connection.take_ok(1, "the send that waits")
     expect_ok(connection.take_at_peer(1, "the late receive"), "the late receive")
     expect_same(far.contents(), memory.contents(), "the late message")
     return "the receive came 0.05 s after the send"
@@ -153,15 +152,11 @@ def too_long(testbed: Testbed) -> str:
 @check("send-receive", "shared-receives", needs=(Capability.SHARED_RECEIVE_QUEUES,))
 def shared_receives(testbed: Testbed) -> str:
     """Two connections take their receives from one shared receive queue. Each completion names its queue pair."""
-    adapter = testbed.adapter
-    cq = adapter.create_completion_queue(64)
-    srq = adapter.create_shared_receive_queue(8)
+    cq = testbed.adapter.create_completion_queue(64)
+    srq = testbed.adapter.create_shared_receive_queue(8)
     testbed.close_afterwards(cq, srq)
-    connections = [testbed.connect(ConnectionEnd(adapter, cq=cq, srq=srq)) for _ in range(2)]
+    connections = [testbed.connect(testbed.new_end(cq=cq, srq=srq)) for _ in range(2)]
     for connection in connections:
-        testbed.close_afterwards(
-            *(item for item in connection.near.resources() if not isinstance(item, ndpy.Connector))
-        )
         connection.send_through(testbed.ping)
     memory = testbed.memory(8 * 256)
     for slot in range(8):

@@ -50,7 +50,7 @@ def any_completion(testbed: Testbed) -> str:
     expect(not armed.done(), "the notification came before any completion")
     connection.far.post(Operation.SEND, far)
     armed.result(testbed.step())
-    expect_ok(connection.take(1, "the message"), "the message")
+    connection.take_ok(1, "the message")
     again = connection.near.cq.arm(Notify.ANY)
     time.sleep(QUIET_S)
     expect(not again.done(), "a second notification came for the same completion")
@@ -68,7 +68,7 @@ def not_lost(testbed: Testbed) -> str:
     connection.take_at_peer(1, "the peer's send")
     time.sleep(QUIET_S)
     connection.near.cq.arm(Notify.ANY).result(testbed.step())
-    expect_ok(connection.take(1, "the message"), "the message")
+    connection.take_ok(1, "the message")
     return "armed after the message came"
 
 
@@ -94,7 +94,7 @@ def solicited(testbed: Testbed) -> str:
     expect(not armed.done(), "a plain message satisfied a notification for solicited ones")
     connection.far.post(Operation.SEND, far, flags=Flags.SOLICITED)
     armed.result(testbed.step(_SOON_S))
-    expect_ok(connection.take(2, "both messages"), "both messages")
+    connection.take_ok(2, "both messages")
     return "the plain message was passed over, the solicited one was notified"
 
 

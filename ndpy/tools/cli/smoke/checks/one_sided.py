@@ -8,7 +8,7 @@ import ndpy
 from ndpy import Access, Operation, RemoteMemory, Status
 from ndpy.tools.cli.smoke.catalog import Skip, check
 from ndpy.tools.cli.smoke.resources import pattern
-from ndpy.tools.cli.smoke.testbed import Testbed, expect, expect_ok, expect_same, expect_unchanged
+from ndpy.tools.cli.smoke.testbed import Testbed, expect, expect_same, expect_unchanged
 
 _BOTH = Access.REMOTE_READ | Access.REMOTE_WRITE
 _SINK = Access.LOCAL_WRITE | Access.READ_SINK
@@ -21,8 +21,7 @@ def write(testbed: Testbed) -> str:
     memory = testbed.memory(65536, Access.NONE)
     far = testbed.peer_memory(65536 + 200, Access.REMOTE_WRITE, connection)
     connection.queue_pair.write(memory.region[0:65536], far.remote[100 : 100 + 65536], context=1)
-    (written,) = connection.take(1, "the write")
-    expect_ok([written], "the write")
+    (written,) = connection.take_ok(1, "the write")
     expect(written.operation is Operation.WRITE, f"a write completed as {written.operation.name}")
     expected = bytearray(pattern(far.seed, far.length))
     expected[100 : 100 + 65536] = memory.contents()
@@ -38,8 +37,7 @@ def read(testbed: Testbed) -> str:
     memory = testbed.memory(65536 + 200, _SINK)
     far = testbed.peer_memory(65536, Access.REMOTE_READ, connection)
     connection.queue_pair.read(memory.region[100 : 100 + 65536], far.remote, context=1)
-    (fetched,) = connection.take(1, "the read")
-    expect_ok([fetched], "the read")
+    (fetched,) = connection.take_ok(1, "the read")
     expect(fetched.operation is Operation.READ, f"a read completed as {fetched.operation.name}")
     expected = bytearray(pattern(memory.seed, memory.length))
     expected[100 : 100 + 65536] = pattern(far.seed, 65536)
@@ -57,7 +55,7 @@ def large(testbed: Testbed) -> str:
     far = testbed.peer_memory(length, _BOTH, connection)
     connection.queue_pair.write(memory.region, far.remote, context=1)
     connection.queue_pair.read(back.region, far.remote, context=2)
-    expect_ok(connection.take(2, "4 MiB there and back"), "4 MiB there and back")
+    connection.take_ok(2, "4 MiB there and back")
     expect_same(back.contents(), memory.contents(), "what came back")
     return f"{length} bytes there and back"
 
@@ -70,7 +68,7 @@ def zero_length(testbed: Testbed) -> str:
     far = testbed.peer_memory(64, _BOTH, connection)
     connection.queue_pair.write(memory.region[0:0], far.remote)
     connection.queue_pair.read(memory.region[0:0], far.remote)
-    expect_ok(connection.take(2, "transfers of zero bytes"), "transfers of zero bytes")
+    connection.take_ok(2, "transfers of zero bytes")
     expect_unchanged(memory, "this side's memory")
     expect_unchanged(far, "the peer's memory")
     return "a write and a read"
@@ -87,14 +85,14 @@ def gathered_write(testbed: Testbed) -> str:
     far = testbed.peer_memory(1024, _BOTH, connection)
     pieces = [(index * 1000, 50 + index) for index in range(count)][::-1]
     connection.queue_pair.write([memory.region[start : start + length] for start, length in pieces], far.remote)
-    expect_ok(connection.take(1, "the gathered write"), "the gathered write")
+    connection.take_ok(1, "the gathered write")
     expected = b"".join(memory.contents(start, length) for start, length in pieces)
     connection.let_writes_arrive()
     expect_same(far.contents(0, len(expected)), expected, "what was gathered")
     back = min(count, testbed.info.max_read_sge)
     pieces = [(2000 + index * 100, 60) for index in range(back)][::-1]
     connection.queue_pair.read([memory.region[start : start + length] for start, length in pieces], far.remote)
-    expect_ok(connection.take(1, "the scattered read"), "the scattered read")
+    connection.take_ok(1, "the scattered read")
     found = b"".join(memory.contents(start, length) for start, length in pieces)
     expect_same(found, far.contents(0, 60 * back), "what was scattered")
     return f"{count} pieces out, {back} back"

@@ -25,8 +25,7 @@ def mixed(testbed: Testbed) -> str:
         queue_pair.read(sink.region, far.remote, context=index)
         queue_pair.write(small.region[0:64], far.remote[0:64], context=index + 1)
         queue_pair.send(small.region, context=index + 2)
-    ended = connection.take(18, "mixed requests")
-    expect_ok(ended, "mixed requests")
+    ended = connection.take_ok(18, "mixed requests")
     expect(contexts(ended) == list(range(18)), f"they completed in the order {contexts(ended)}")
     return "18 requests"
 
@@ -54,7 +53,7 @@ def read_fence(testbed: Testbed) -> str:
     memory = testbed.memory(65536, _SINK)
     connection.queue_pair.read(memory.region, far.remote, context=1)
     connection.queue_pair.send(memory.region, context=2, flags=Flags.READ_FENCE)
-    expect_ok(connection.take(2, "read and fenced send"), "read and fenced send")
+    connection.take_ok(2, "read and fenced send")
     expect_ok(connection.take_at_peer(1, "the fenced message"), "the fenced message")
     expect_same(connection.far.slot(0), pattern(far.seed, 65536), "what the fenced send carried")
     return "64 KiB read, then sent back"
@@ -71,8 +70,7 @@ def silent_success(testbed: Testbed) -> str:
         for _ in range(depth - 1):
             connection.queue_pair.write(memory.region, far.remote, flags=Flags.SILENT_SUCCESS, context=1)
         connection.queue_pair.write(memory.region, far.remote, context=2)
-        ended = connection.take(1, "the request that is not silent")
-        expect_ok(ended, "the request that is not silent")
+        ended = connection.take_ok(1, "the request that is not silent")
         expect(contexts(ended) == [2], "a silent request completed")
     testbed.expect_no_completion(connection.near, "after silent requests")
     connection.let_writes_arrive()
@@ -96,8 +94,7 @@ def read_limit(testbed: Testbed) -> str:
     for index in range(16):
         part = slice(index * 512, (index + 1) * 512)
         connection.queue_pair.read(sink.region[part], far.remote[part], context=index)
-    ended = connection.take(16, "16 reads")
-    expect_ok(ended, "16 reads")
+    ended = connection.take_ok(16, "16 reads")
     expect(contexts(ended) == list(range(16)), f"they completed in the order {contexts(ended)}")
     expect_same(sink.contents(), pattern(far.seed, 16 * 512), "what was read")
     return "16 reads with a limit of 1"
@@ -109,9 +106,9 @@ def last_byte_last(testbed: Testbed) -> str:
     connection = testbed.connect(send_first=True)
     memory = testbed.memory(65536, Access.REMOTE_WRITE)
     far = testbed.peer_memory(65536)
-    memory.buffer[-1] = pattern(far.seed, 65536)[-1] ^ 0xFF
     wanted = pattern(far.seed, 65536)
-    connection.far.begin_post(Operation.WRITE, far, remote=memory.region.remote())
+    memory.buffer[-1] = wanted[-1] ^ 0xFF
+    connection.far.post(Operation.WRITE, far, remote=memory.region.remote(), waits=False)
     try:
         deadline = time.monotonic() + testbed.step()
         while memory.buffer[-1] != wanted[-1]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ndpy
 from ndpy import Access, Flags
 from ndpy.tools.cli.smoke.catalog import check
-from ndpy.tools.cli.smoke.testbed import Testbed, expect, expect_ok, refusal
+from ndpy.tools.cli.smoke.testbed import Testbed, expect, refusal
 
 
 @check("refusals", "not-connected")
@@ -47,9 +47,9 @@ def full_queue(testbed: Testbed) -> str:
         # A slot becomes free when its completion is taken, not when the adapter finishes the request.
         more = 1
     expect(not more, f"a queue of {limit} accepted {limit + 1} writes before a completion was taken")
-    expect_ok(connection.take(limit, "the writes"), "the writes")
+    connection.take_ok(limit, "the writes")
     connection.queue_pair.write(memory.region, far.remote[0:64], context=limit)
-    expect_ok(connection.take(1, "the write that was refused before"), "the write that was refused before")
+    connection.take_ok(1, "the write that was refused before")
     return f"QueueFullError after {depth} receives and {limit} writes"
 
 

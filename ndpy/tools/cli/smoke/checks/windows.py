@@ -50,13 +50,12 @@ class _WindowSetup:
 
     def rebind(self, window: ndpy.MemoryWindow, access: Access, offset: int = _START, length: int = _SIZE) -> None:
         self.connection.queue_pair.bind(window, self.memory.region[offset : offset + length], access, context=11)
-        (bound,) = self.connection.take(1, "a bind")
-        expect_ok([bound], "a bind")
+        (bound,) = self.connection.take_ok(1, "a bind")
         expect(bound.operation is Operation.BIND, f"a bind completed as {bound.operation.name}")
 
     def invalidate(self, window: ndpy.MemoryWindow) -> None:
         self.connection.queue_pair.invalidate(window, context=12)
-        expect_ok(self.connection.take(1, "an invalidate"), "an invalidate")
+        self.connection.take_ok(1, "an invalidate")
 
     def transfer(
         self, operation: Operation, remote: RemoteMemory, *, connection: Connection | None = None, offset: int = 0
@@ -66,6 +65,10 @@ class _WindowSetup:
         connection.far.post(operation, self.far, offset, remote.length, remote=remote, context=13)
         (ended,) = connection.take_at_peer(1, f"the peer's {operation.name}")
         return ended.status
+
+    def moves(self, operation: Operation, remote: RemoteMemory, otherwise: str) -> None:
+        """Let the peer read or write. Fail with the sentence `otherwise` unless it succeeds."""
+        expect(self.transfer(operation, remote) is Status.SUCCESS, otherwise)
 
     def written(self, offset: int, length: int, far_offset: int = 0) -> None:
         """Fail unless the peer's bytes are at `offset` and all other bytes are unchanged."""
@@ -108,7 +111,7 @@ def write(testbed: Testbed) -> str:
     setup = _set_up(testbed)
     window = setup.bind()
     expect(window.is_bound and window.length == _SIZE, f"the window says length {window.length}")
-    expect(setup.transfer(Operation.WRITE, window.remote()) is Status.SUCCESS, "the peer's write failed")
+    setup.moves(Operation.WRITE, window.remote(), "the peer's write failed")
     setup.written(_START, _SIZE)
     return f"{_SIZE} bytes arrived, their neighbours are unchanged"
 
@@ -118,7 +121,7 @@ def read(testbed: Testbed) -> str:
     """A peer can read through a window over a region that was registered without any right."""
     setup = _set_up(testbed, Access.NONE)
     window = setup.bind(Access.REMOTE_READ)
-    expect(setup.transfer(Operation.READ, window.remote()) is Status.SUCCESS, "the peer's read failed")
+    setup.moves(Operation.READ, window.remote(), "the peer's read failed")
     expected = pattern(setup.memory.seed, _LENGTH)[_START : _START + _SIZE]
     expect_same(setup.far.contents(0, _SIZE), expected, "what the peer read")
     return f"{_SIZE} bytes read"
@@ -138,8 +141,8 @@ def bind_then_send(testbed: Testbed) -> str:
     expect_ok([received], "the token")
     remote = RemoteMemory.from_bytes(setup.connection.far.slot(setup.connection.used, 20))
     expect(remote == window.remote(), f"the peer received {remote}, the window is {window.remote()}")
-    expect(setup.transfer(Operation.WRITE, remote) is Status.SUCCESS, "the peer's write failed")
-    expect_ok(setup.connection.take(2, "bind and send"), "bind and send")
+    setup.moves(Operation.WRITE, remote, "the peer's write failed")
+    setup.connection.take_ok(2, "bind and send")
     setup.written(_START, _SIZE)
     return "bind, send, and the peer's write"
 
@@ -167,9 +170,7 @@ def overlapping(testbed: Testbed) -> str:
     first, second = setup.bind(), setup.bind(Access.REMOTE_WRITE)
     setup.invalidate(first)
     expect(not first.is_bound and second.is_bound, "the windows do not say which of them is bound")
-    expect(
-        setup.transfer(Operation.WRITE, second.remote()) is Status.SUCCESS, "the write through the other window failed"
-    )
+    setup.moves(Operation.WRITE, second.remote(), "the write through the other window failed")
     setup.written(_START, _SIZE)
     return "the other window took a write"
 
@@ -229,10 +230,7 @@ def other_queue_pair(testbed: Testbed) -> str:
     seen = setup.refused(
         Operation.WRITE, window.remote()[0:_AMOUNT], "the write through another queue pair", connection=stranger
     )
-    expect(
-        setup.transfer(Operation.WRITE, window.remote()) is Status.SUCCESS,
-        "the window's own connection no longer works",
-    )
+    setup.moves(Operation.WRITE, window.remote(), "the window's own connection no longer works")
     setup.written(_START, _SIZE)
     return seen
 
@@ -243,9 +241,7 @@ def invalidated(testbed: Testbed) -> str:
     setup = _set_up(testbed)
     window = setup.bind()
     remote = window.remote()
-    expect(
-        setup.transfer(Operation.READ, remote[0:_AMOUNT]) is Status.SUCCESS, "the read before it was invalidated failed"
-    )
+    setup.moves(Operation.READ, remote[0:_AMOUNT], "the read before it was invalidated failed")
     expect_same(
         setup.far.contents(0, _AMOUNT),
         pattern(setup.memory.seed, _LENGTH)[_START : _START + _AMOUNT],
@@ -275,9 +271,7 @@ def busy_region(testbed: Testbed) -> str:
     window = setup.bind()
     with refusal(ndpy.DeviceBusyError, "deregister() under a bound window"):
         setup.memory.region.deregister()
-    expect(
-        setup.transfer(Operation.WRITE, window.remote()) is Status.SUCCESS, "the window does not work after the refusal"
-    )
+    setup.moves(Operation.WRITE, window.remote(), "the window does not work after the refusal")
     setup.written(_START, _SIZE)
     setup.invalidate(window)
     setup.memory.region.deregister()
@@ -298,10 +292,7 @@ def bad_bind(testbed: Testbed) -> str:
     with refusal(ndpy.AccessViolationError, "a writable window over a region without local write"):
         queue_pair.bind(spare, setup.memory.region[0:64], Access.REMOTE_WRITE)
     expect(not spare.is_bound and window.remote() == before, "a refused bind changed a window")
-    expect(
-        setup.transfer(Operation.READ, before[0:_AMOUNT]) is Status.SUCCESS,
-        "the connection does not work after the refusals",
-    )
+    setup.moves(Operation.READ, before[0:_AMOUNT], "the connection does not work after the refusals")
     return "both refused, the connection works"
 
 
@@ -312,9 +303,6 @@ def beyond_remote_length(testbed: Testbed) -> str:
     window = setup.bind()
     with peer_refusal("ElementRangeError", "a write longer than the descriptor"):
         setup.connection.far.post(Operation.WRITE, setup.far, 0, _SIZE + 1, remote=window.remote())
-    expect(
-        setup.transfer(Operation.WRITE, window.remote()) is Status.SUCCESS,
-        "the connection does not work after the refusal",
-    )
+    setup.moves(Operation.WRITE, window.remote(), "the connection does not work after the refusal")
     setup.written(_START, _SIZE)
     return "refused before it was sent"
