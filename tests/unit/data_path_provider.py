@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_verbs import structure
 
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
@@ -54,31 +55,7 @@ IMMEDIATE = 0x81020304
 OPERANDS = (0x1020304050607080, 0xFFEEDDCCBBAA9988)
 
 
-class Sent(ctypes.Structure):
-    """struct sent of data_path_provider.c."""
-
-    _fields_ = (
-        *(
-            (name, ctypes.c_uint64)
-            for name in ["id", "address", "remote_address", "bind_address", "bind_length", "window", "region"]
-        ),
-        ("operands", ctypes.c_uint64 * 2),
-        *(
-            (name, ctypes.c_uint32)
-            for name in [
-                "opcode",
-                "flags",
-                "elements",
-                "length",
-                "key",
-                "remote_key",
-                "invalidated_key",
-                "bind_key",
-                "bind_access",
-                "posted",
-            ]
-        ),
-    )
+Sent: Any = structure("sent", SOURCE)
 
 
 class Provider:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import ipaddress
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,47 +26,8 @@ from ndpy.platforms.verbs import adapter_info, native_calls, probing, softverbs
 from ndpy.vocabulary import system_files
 
 SOURCES = [Path(__file__).with_name(f"fake_{part}.c") for part in ("verbs", "points", "queues", "connections", "xrc")]
+HEADER = Path(__file__).with_name("fake_verbs.h")
 SOFTVERBS = Path(__file__).with_name("fake_softverbs.c")
-
-
-class Settings(ctypes.Structure):
-    """struct fake_settings."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_int32)
-        for name in (
-            "odp_general",
-            "odp_connected",
-            "fork_status",
-            "rereg_result",
-            "rereg_errno",
-            "reg_errno",
-            "reg_errno_windows",
-            "dereg_errno",
-            "signal",
-            "dmabuf_errno",
-            "iova_errno",
-            "advise_errno",
-            "null_regions",
-            "device_memory",
-            "delay_us",
-            "windows",
-            "read_sge",
-            "port_down",
-            "speed",
-            "in_order",
-            "ports",
-            "unconnected",
-            "gids",
-            "places",
-        )
-    )
-
-
-class Port(ctypes.Structure):
-    """struct fake_port."""
-
-    _fields_ = tuple((name, ctypes.c_int32) for name in ("state", "link_layer", "mtu", "lid", "longest"))
 
 
 class GidEntry(ctypes.Structure):
@@ -77,97 +39,23 @@ class GidEntry(ctypes.Structure):
     )
 
 
-class Seen(ctypes.Structure):
-    """struct fake_seen."""
-
-    _fields_ = (
-        ("address", ctypes.c_uint64),
-        ("length", ctypes.c_uint64),
-        ("offset", ctypes.c_uint64),
-        ("access", ctypes.c_int32),
-        ("flags", ctypes.c_int32),
-        ("fd", ctypes.c_int32),
-        ("registered", ctypes.c_int32),
-        ("calls", ctypes.c_int32),
-        ("at_once", ctypes.c_int32),
-        ("most_at_once", ctypes.c_int32),
-        ("moved", ctypes.c_int32),
-        ("gid_tables", ctypes.c_int32),
-        ("gids", ctypes.c_int32),
-    )
+def structure(name: str, *sources: Path) -> type[ctypes.Structure]:
+    """A structure of numbers, with the fields that one of these files of C declares."""
+    kinds = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64}
+    text = "".join(source.read_text() for source in sources or (HEADER, *SOURCES, SOFTVERBS))
+    declared = re.search(rf"struct {name} \{{(.*?)\n\}}", text, re.DOTALL)
+    assert declared, name
+    fields = re.findall(r"^ +(\w+) (\w+)(?:\[(\d+)\])?;", declared[1], re.MULTILINE)
+    members = [(field, kinds[kind] * int(count) if count else kinds[kind]) for kind, field, count in fields]
+    return type(name, (ctypes.Structure,), {"_fields_": members})
 
 
-class Counts(ctypes.Structure):
+class Counts(structure("fake_counts")):
     """struct fake_counts."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_int32)
-        for name in (
-            "contexts",
-            "domains",
-            "channels",
-            "queues",
-            "queue_pairs",
-            "windows",
-            "event_channels",
-            "identifiers",
-            "paths",
-            "attached",
-            "device_memories",
-            "xrc_domains",
-            "xrc_queues",
-            "armed",
-        )
-    )
 
     def left(self) -> dict[str, int]:
         """The objects that still exist, with their numbers."""
         return {name: getattr(self, name) for name, _ in self._fields_ if name != "armed" and getattr(self, name)}
-
-
-class Failures(ctypes.Structure):
-    """struct fake_failures."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_int32)
-        for name in ("poll", "arm", "destroy_cq", "destroy_qp", "modify_qp", "create_qp", "complete")
-    )
-
-
-class Extended(ctypes.Structure):
-    """struct fake_extended."""
-
-    _fields_ = (
-        *(
-            (name, ctypes.c_int32)
-            for name in (
-                "queues",
-                "wc_flags",
-                "created_with",
-                "created_flags",
-                "clock_khz",
-                "ticks",
-                "clock_bits",
-                "bound_length",
-                "bound_access",
-                "capabilities",
-                "operations",
-            )
-        ),
-        *((name, ctypes.c_uint64) for name in ("created_for", "posted_address", "posted_value")),
-        *(
-            (name, ctypes.c_int32)
-            for name in ("posted_token", "posted_flags", "posted_kinds", "posted_level", "next_polls")
-        ),
-    )
-
-
-class Connecting(ctypes.Structure):
-    """struct fake_connecting."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_int32) for name in ("iwarp", "silent", "rejected", "blocks", "blocked", "calls", "failure")
-    )
 
 
 def _pointer(native: Any) -> ctypes.c_void_p:
@@ -192,16 +80,20 @@ class FakeVerbs:
         self.path = path
         self.name = name
         self._library = ctypes.CDLL(str(path))
-        self.settings = Settings.in_dll(self._library, "fake_settings")
-        self.seen = Seen.in_dll(self._library, "fake_seen")
+        self.settings = self.variable("fake_settings")
+        self.seen = self.variable("fake_seen")
         self.counts = Counts.in_dll(self._library, "fake_counts")
-        self.failures = Failures.in_dll(self._library, "fake_failures")
-        self.connecting = Connecting.in_dll(self._library, "fake_connecting")
-        self.ports = (Port * 8).in_dll(self._library, "fake_ports")
+        self.failures = self.variable("fake_failures")
+        self.connecting = self.variable("fake_connecting")
+        self.ports = (structure("fake_port") * 8).in_dll(self._library, "fake_ports")
         self._gids = (GidEntry * 1024).in_dll(self._library, "fake_gids")
         self.xrc = ctypes.c_int32.in_dll(self._library, "fake_xrc")
-        self.extended = Extended.in_dll(self._library, "fake_extended")
+        self.extended = self.variable("fake_extended")
         self._adapters: weakref.WeakSet[ndpy.Adapter] = weakref.WeakSet()
+
+    def variable(self, name: str) -> Any:
+        """The structure with this name in the library."""
+        return structure(name).in_dll(self._library, name)
 
     def have_gid(
         self, address: str, index: int, port: int = 1, kind: str = "RoCE v2", netdev: str | None = None

@@ -5,7 +5,6 @@ A stand-in takes the place of softverbs, so no network is involved.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -54,13 +53,6 @@ def in_place_of_the_system(monkeypatch, soft):
     monkeypatch.setenv("NDPY_LIBRDMACM", str(soft.path))
     monkeypatch.setenv("NDPY_ADAPTER", "soft0")
     monkeypatch.setattr(native_calls, "_loaded", False)
-
-
-def settings(soft):
-    class Settings(ctypes.Structure):
-        _fields_ = (("failure", ctypes.c_int32), ("many", ctypes.c_int32))
-
-    return Settings.in_dll(soft._library, "fake_softverbs")
 
 
 @pytest.fixture
@@ -287,7 +279,7 @@ def test_its_addresses_are_those_of_the_machine_routable_ones_first(bare, soft):
 
 @pytest.mark.parametrize("count", [10, 11, 12, 100])
 def test_it_may_have_many_addresses(bare, soft, count):
-    settings(soft).many = count
+    soft.variable("fake_softverbs").many = count
     with soft.open() as adapter:
         assert len(adapter.info.addresses) == 5 + count
         assert f"198.51.100.{count}" in adapter.info.addresses
@@ -295,7 +287,7 @@ def test_it_may_have_many_addresses(bare, soft, count):
 
 @pytest.mark.parametrize("failure", [-1, -12])
 def test_a_machine_that_does_not_tell_its_addresses_has_none(bare, soft, failure):
-    settings(soft).failure = failure
+    soft.variable("fake_softverbs").failure = failure
     assert platforms.find("soft0").addresses == ()
 
 
