@@ -8,16 +8,12 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_verbs import structure
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
 
 from ndpy.platforms.verbs.native_calls import ffi, lib
 

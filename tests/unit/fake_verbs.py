@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Iterator
@@ -17,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
+from kit import linux_only as linux_only
 
 import ndpy
 from ndpy.platforms.verbs import adapter_info, native_calls, probing, softverbs

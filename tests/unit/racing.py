@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kit import linux_only as linux_only
 from kit.deadlines import wait_until as wait_until
 from kit.walking import DEADLINE_S as DEADLINE_S
 from kit.walking import GRACE_S as GRACE_S

@@ -8,10 +8,6 @@ import threading
 import time
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from racing import DEADLINE_S, GRACE_S, Elsewhere, wait_until
 
 from ndpy.objects import adapter_thread

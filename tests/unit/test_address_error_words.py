@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import select
-import sys
 import types
 
 import pytest
+from kit import linux_only as linux_only
 from kit.deadlines import DEADLINE_S
 
 import ndpy
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
-import resource
-
 from ndpy import errors
 from ndpy.platforms.verbs import manager
 from ndpy.platforms.verbs.native_calls import lib

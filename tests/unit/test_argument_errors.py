@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 
 import pytest
+from kit import linux_only as linux_only
 
 import ndpy
 from ndpy.objects.resource import Resource
-
-if sys.platform != "linux":
-    pytest.skip("the stand-in is of verbs", allow_module_level=True)
 
 MADE = [
     thing

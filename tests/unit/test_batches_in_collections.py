@@ -4,14 +4,9 @@ code in the middle of a post."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from collecting import in_next_collection
 from data_path_provider import WC_GRH, WC_RECV
 from kit.helpers import HAS_GIL

@@ -8,16 +8,11 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from kit.helpers import wait_until
 from racing import DEADLINE_S
 

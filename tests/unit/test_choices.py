@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import sys
 import types
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
+from kit import linux_only as linux_only
 
 import ndpy
 from ndpy import Status

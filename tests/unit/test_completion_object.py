@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from racing import Queue
 
 

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from typing import Any, get_args
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("the provider without a device is Linux's", allow_module_level=True)
+from kit import linux_only as linux_only
 
 import ndpy
 from ndpy.objects.connection import Connector

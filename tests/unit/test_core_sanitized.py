@@ -13,9 +13,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("the sanitizers are those of gcc on Linux", allow_module_level=True)
+from kit import linux_only as linux_only
 
 import ndpy
 

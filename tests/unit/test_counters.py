@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("the counters are Linux's", allow_module_level=True)
-
 from click.testing import CliRunner
+from kit import linux_only as linux_only
 from test_cli import make_info
 
 from ndpy.platforms.verbs.counters import read_counters

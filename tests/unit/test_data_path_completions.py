@@ -5,16 +5,10 @@ from __future__ import annotations
 import errno
 import random
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
-
 from data_path_provider import (
     NUMBER,
     WC_IP_CSUM_OK,

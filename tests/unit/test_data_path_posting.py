@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import errno
 import socket
-import sys
 from random import Random
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
-
 from data_path_provider import (
     ATOMIC_OPERATIONS,
     CONTEXT,

@@ -5,14 +5,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import struct
-import sys
 import weakref
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from data_path_provider import INLINE_SIZE, WC_GRH, WC_RECV, WC_SEND, WR_SEND, WR_SEND_WITH_IMM
 from test_lists_of_requests import FLUSHED, Queue, Queues, Region, in_flight
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import errno
 import gc
-import sys
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
+from kit import linux_only as linux_only
 
 import ndpy
 from ndpy import Access, Capability

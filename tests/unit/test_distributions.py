@@ -3,13 +3,10 @@
 import ctypes
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("release files are Linux's", allow_module_level=True)
+from kit import linux_only as linux_only
 
 from ndpy import ProviderNotFoundError
 from ndpy.platforms.verbs import adapter_info, device_files, distribution, native_calls

@@ -10,14 +10,9 @@ import os
 import select
 import socket
 import struct
-import sys
 import threading
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from kit.deadlines import DEADLINE_S
 from kit.helpers import wait_until
 from racing import Elsewhere

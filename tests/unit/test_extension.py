@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("the verbs module is Linux's", allow_module_level=True)
-
+from kit import linux_only as linux_only
 from kit.helpers import HAS_GIL
 from ndpy._verbs import ffi, lib
 

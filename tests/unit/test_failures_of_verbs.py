@@ -14,10 +14,6 @@ import threading
 import types
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from kit.deadlines import DEADLINE_S
 from kit.helpers import wait_until
 from racing import Elsewhere

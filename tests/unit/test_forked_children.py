@@ -14,10 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from kit.deadlines import patient
 from racing import DEADLINE_S, wait_until
 

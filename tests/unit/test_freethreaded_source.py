@@ -3,15 +3,12 @@
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
+from kit import linux_only as linux_only
 from kit.deadlines import patient
-
-if sys.platform != "linux":
-    pytest.skip("the scripts are for Linux", allow_module_level=True)
 
 RIG = Path(__file__).parents[2] / "rig"
 if not RIG.is_dir():

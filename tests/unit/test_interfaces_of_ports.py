@@ -8,16 +8,12 @@ import dataclasses
 import errno
 import os
 import shutil
-import sys
 import types
 
 import click
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from click.testing import CliRunner
+from kit import linux_only as linux_only
 from kit.helpers import DEADLINE_S
 
 import ndpy

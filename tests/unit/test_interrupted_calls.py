@@ -10,10 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from racing import DEADLINE_S, Elsewhere, Queue
 
 import ndpy

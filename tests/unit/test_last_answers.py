@@ -5,14 +5,9 @@ The provider without a device stands in for the moments that a real adapter reac
 
 from __future__ import annotations
 
-import sys
 import time
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from racing import DEADLINE_S, wait_until
 
 import ndpy

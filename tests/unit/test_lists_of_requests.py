@@ -12,11 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
-
 from data_path_provider import (
     CONTEXT,
     DEPTH,

@@ -5,14 +5,9 @@ If it is made, the adapter stays open. If it is refused, ClosedError says so.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from racing import DEADLINE_S, GRACE_S, Elsewhere, Points, walk
 
 import ndpy

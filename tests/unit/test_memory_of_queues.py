@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import gc
-import sys
 import tracemalloc
 
-import pytest
+from kit import linux_only as linux_only
 from kit.helpers import HAS_GIL
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
 
 COUNT = 400
 # 4 KiB, without what the data path allocates by malloc(): two rings of 112 bytes without slots, the queue pair, the

@@ -13,10 +13,6 @@ import time
 from typing import Any
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from kit.deadlines import DEADLINE_S, wait_until
 from racing import Elsewhere
 

@@ -11,9 +11,8 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from kit import linux_only as linux_only
 
-if sys.platform != "linux":
-    pytest.skip("the module is built with gcc on Linux", allow_module_level=True)
 if not os.environ.get("NDPY_STRESS"):
     pytest.skip("make stress runs it", allow_module_level=True)
 

@@ -5,15 +5,10 @@ from __future__ import annotations
 import errno
 import gc
 import signal
-import sys
 import threading
 from typing import Any
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from racing import Elsewhere, Points, wait_until, walk
 
 import ndpy

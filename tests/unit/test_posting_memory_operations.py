@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import errno
-import sys
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
+from kit import linux_only as linux_only
 from kit.deadlines import DEADLINE_S
 
 import ndpy

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import sys
 import time
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from racing import DEADLINE_S, LOSSES, Elsewhere, Queue, contexts, wait_until
 
 import ndpy

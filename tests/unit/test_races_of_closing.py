@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import threading
 from typing import Any
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from racing import DEADLINE_S, Elsewhere, Points, Queue, _Calls, walk
 
 import ndpy

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 import threading
 import time
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, wait_until, walk
 
 import ndpy

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import errno
 import random
-import sys
 from collections import deque
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from data_path_provider import NUMBER, WC_GRH, WC_RECV, WC_SEND, WC_WITH_INV, Provider
 from test_lists_of_requests import PROTECTION, Queue, Queues, Region, in_flight, receives
 

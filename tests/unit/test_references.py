@@ -4,16 +4,12 @@ cut.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
+from kit import linux_only as linux_only
 from kit.deadlines import DEADLINE_S
 
 import ndpy

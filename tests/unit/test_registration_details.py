@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import errno
 import mmap
-import sys
 import threading
 from typing import Any
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
+from kit import linux_only as linux_only
 from ndpy._verbs import ffi, lib
 
 import ndpy

@@ -5,15 +5,10 @@ a device."""
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import weakref
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from kit.helpers import HAS_GIL
 from racing import Queue, contexts
 

@@ -9,11 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from kit import linux_only as linux_only
 from kit.deadlines import patient
 from kit.helpers import wait_until
-
-if sys.platform != "linux":
-    pytest.skip("the rig is for Linux", allow_module_level=True)
 
 RIG = Path(__file__).parents[2] / "rig"
 if not RIG.is_dir():

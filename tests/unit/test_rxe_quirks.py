@@ -5,14 +5,9 @@ tests/verbs/programs shows the behaviour of rxe itself.
 
 from __future__ import annotations
 
-import sys
 import time
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from ndpy._verbs import lib
 from racing import DEADLINE_S, wait_until
 

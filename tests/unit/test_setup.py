@@ -8,15 +8,12 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("the scripts are for Linux", allow_module_level=True)
+from kit import linux_only as linux_only
 
 from ndpy.platforms.verbs import distribution
 from ndpy.tools.machines import tools

@@ -4,14 +4,11 @@ asked.
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from kit import linux_only as linux_only
 from kit.deadlines import patient
-
-if sys.platform != "linux":
-    pytest.skip("the scripts are for Linux", allow_module_level=True)
 
 RIG = Path(__file__).parents[2] / "rig"
 if not RIG.is_dir():

@@ -10,16 +10,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from kit import linux_only as linux_only
 
 from ndpy.platforms.verbs import distribution
 from ndpy.tools.cli import main
 from ndpy.tools.machines import SetupError, kernel_log, links, tools, vm
 from ndpy.tools.machines import run as runner
 from ndpy.vocabulary import system_files
-
-if sys.platform != "linux":
-    pytest.skip("software adapters of the kernel are Linux's", allow_module_level=True)
-
 
 DEBIAN = distribution.Distribution("debian", "debian", "/etc/os-release")
 

@@ -15,13 +15,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from kit import linux_only as linux_only
 from kit.helpers import wait_until
 
 import ndpy
-
-if sys.platform != "linux":
-    pytest.skip("softverbs is for Linux", allow_module_level=True)
-
 from ndpy import platforms
 from ndpy.platforms.verbs import adapter_info, device_files, endpoint, native_calls, probing, softverbs
 from ndpy.platforms.verbs.interfaces import Interfaces, Place

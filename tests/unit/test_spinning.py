@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
-import sys
 import threading
 import time
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
-import itertools
-
 from racing import DEADLINE_S, contexts
 
 import ndpy

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import errno
-import sys
 from typing import Any
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from racing import DEADLINE_S, Elsewhere, wait_until
 
 import ndpy

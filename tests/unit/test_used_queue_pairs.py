@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import time
 from typing import Any
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from kit.deadlines import DEADLINE_S
 from racing import Elsewhere
 

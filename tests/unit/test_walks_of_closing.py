@@ -7,13 +7,8 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, wait_until, walk
 
 import ndpy

@@ -7,13 +7,7 @@ once, and everything can be closed once.
 
 from __future__ import annotations
 
-import sys
-
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from racing import DEADLINE_S, Elsewhere, Queue, wait_until, walk
 
 import ndpy

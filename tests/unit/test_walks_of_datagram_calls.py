@@ -6,14 +6,9 @@ ends once, and every native object is freed once.
 
 from __future__ import annotations
 
-import sys
 import threading
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
-
 from racing import DEADLINE_S, Elsewhere, wait_until, walk
 
 import ndpy

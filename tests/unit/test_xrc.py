@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import gc
-import sys
 from pathlib import Path
 
 import pytest
-
-if sys.platform != "linux":
-    pytest.skip("verbs are Linux's", allow_module_level=True)
+from kit import linux_only as linux_only
 
 import ndpy
 from ndpy import Access, Batch, Capability, CompletionArray, Flags, Operation, QueuePairType, Status, XrcDestination
