@@ -225,7 +225,7 @@ class RegistrationCache(_core.LeaseFinder, Resource):
     def _depend_on(self, queue_pair: QueuePair) -> None:
         self._check()
         self._require_same_adapter(queue_pair, "the queue pair")
-        queue_pair._dependants.add(self)
+        queue_pair._add_dependant(self)
 
     def _use(self, buffer: Any, request: MemoryRange, access: int, queue_pair: QueuePair | None) -> Entry:
         """Return the entry for a range, with one more use. Finds it, waits for another thread to register it, or registers it."""

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import gc
 import os
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -382,7 +383,9 @@ class Adapter(Registrar):
 
     def _check_limits(self, limits: QueuePairLimits) -> None:
         for name, value in vars(limits).items():
-            self._limit(name, value, getattr(self.info, f"max_{name.removeprefix('max_')}"), least=0)
+            # The interpreter keeps each string that an attribute was looked up by.
+            most = getattr(self.info, sys.intern(f"max_{name.removeprefix('max_')}"))
+            self._limit(name, value, most, least=0)
 
     def create_connector(self) -> Connector:
         """Make a connector, which connects a queue pair of this side to a listener.

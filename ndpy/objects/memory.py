@@ -414,6 +414,7 @@ class Binding(Uncopied):
         bindings = self.region._bindings
         self._of_region = weakref.ref(self, bindings.discard)
         bindings.add(self._of_region)
+        assert self.queue_pair._bindings is not None
         self.queue_pair._bindings.add(self)
 
     def end(self) -> None:
@@ -421,6 +422,7 @@ class Binding(Uncopied):
         if self.window._binding is self:
             self.window._binding = None
         self.region._bindings.discard(self._of_region)
+        assert self.queue_pair._bindings is not None
         self.queue_pair._bindings.discard(self)
 
 

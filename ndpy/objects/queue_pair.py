@@ -50,8 +50,9 @@ class QueuePair(QueuePairConnection):
     """
 
     _release_order = 20
+    __slots__ = ("_all_ended", "_joined", "_slots", "context")
     #: The slots of a queue pair that is being closed: _rings, until they are freed.
-    _slots: Any = None
+    _slots: Any
     #: The status of a bind or invalidate that the contract forbids. None: the provider's own status.
     _status_if_forbidden: ClassVar[int | None] = None
     #: When the queue pair is closed, completions of a shared receive queue may be left. They then get a new number: this
@@ -71,8 +72,10 @@ class QueuePair(QueuePairConnection):
         self.context: Any = None
         #: Whether the provider had ended every request when the native queue pair was destroyed.
         self._all_ended = True
-        #: The queues that count it as a user. It leaves each of them once, even if Ctrl-C ends a close() half-way.
-        self._joined: list[CompletionQueue | SharedReceiveQueue] = []
+        #: How many of its queues count it as a user: first its completion queues, then the shared receive queue. It leaves
+        #: each of them once, even if Ctrl-C ends a close() half-way.
+        self._joined = 0
+        self._slots = None
         self._qp = self._native_create()
         try:
             self._begin_posting(self._new_slots())
@@ -104,8 +107,7 @@ class QueuePair(QueuePairConnection):
         )
         if not native:
             raise errors.InsufficientResourcesError("out of memory", operation="create queue pair")
-        self._offers = self._offered()
-        self._lib.ndpy_queue_pair_offer(native, self._offers)
+        self._lib.ndpy_queue_pair_offer(native, self._offered())
         self._lib.ndpy_queue_pair_limit_reads(native, self._most_elements(READ))
         return native
 
@@ -147,7 +149,7 @@ class QueuePair(QueuePairConnection):
             self._wake_queues()
 
     def close(self) -> None:
-        for dependant in self._dependants.members():
+        for dependant in self._living_dependants():
             dependant._on_queue_pair_closing(self)
         super().close()
 
@@ -168,7 +170,7 @@ class QueuePair(QueuePairConnection):
                 self._drain_queues()
                 self._cancel_rest()
                 # Not before the drain, because a drained bind may have begun its binding.
-                for binding in list(self._bindings):
+                for binding in list(self._bindings or ()):
                     binding.end()
                 # From now on both _qp and _rings are None for the threads that get the lock.
                 self._slots = self._rings
@@ -239,8 +241,11 @@ class QueuePair(QueuePairConnection):
         super()._mark_still_open()
         self._inherit_failure()
 
+    def _different_queues(self) -> list[CompletionQueue]:
+        return list(dict.fromkeys(self._completion_queues))
+
     def _drain_queues(self) -> None:
-        for queue in set(self._completion_queues):
+        for queue in self._different_queues():
             with queue._lock:
                 queue._drain()
 
@@ -253,25 +258,27 @@ class QueuePair(QueuePairConnection):
                     raise errors.from_errno("flush", -cancelled)
 
     def _join_queues(self) -> None:
-        for queue in set(self._completion_queues):
+        for queue in self._different_queues():
             with queue._lock:
                 if queue._failure is not None:
                     raise queue._failure()
                 queue._posted_requests[self._serial] = self._posted_requests
                 queue._users += 1
-                self._joined.append(queue)
+                self._joined += 1
         srq = self.srq
         if srq is not None:
             with srq._lock:
                 srq._users += 1
-                self._joined.append(srq)
+                self._joined += 1
             self.receive_cq._shared_receivers[self._number] = (self._posted_requests, srq)
 
     def _leave_queues(self) -> None:
         """Leave the queues that were joined. Their completions of this queue pair stay with them."""
-        if self.srq is not None and self.srq in self._joined:
+        queues = self._different_queues()
+        if self.srq is not None and self._joined > len(queues):
             self._leave_shared_queue(self.srq)
-        for queue in set(self._completion_queues).intersection(self._joined):
+        while self._joined:
+            queue = queues[self._joined - 1]
             with queue._lock:
                 stored = self._lib.ndpy_stored_of(queue._native, self._serial)
                 if stored:
@@ -280,7 +287,7 @@ class QueuePair(QueuePairConnection):
                 else:
                     queue._posted_requests.pop(self._serial, None)
                 queue._users -= 1
-                self._joined.remove(queue)
+                self._joined -= 1
 
     def _leave_shared_queue(self, srq: SharedReceiveQueue) -> None:
         queue = self.receive_cq
@@ -296,7 +303,7 @@ class QueuePair(QueuePairConnection):
                 queue._shared_receivers[number] = entry
         with srq._lock:
             srq._users -= 1
-            self._joined.remove(srq)
+            self._joined -= 1
 
     def _on_removed(self) -> None:
         self._wake_queues()
@@ -304,7 +311,7 @@ class QueuePair(QueuePairConnection):
     def _on_forked(self) -> None:
         super()._on_forked()
         self._lock = _core.Lock()
-        self._singly = _core.Lock()
+        self._singly = None
 
     # ---- windows ----
 
@@ -413,7 +420,7 @@ class QueuePair(QueuePairConnection):
 
     def _on_window_lost(self, token: int) -> None:
         """The peer has invalidated the window that is bound here with this token."""
-        for binding in list(self._bindings):
+        for binding in list(self._bindings or ()):
             if binding.token == token:
                 binding.end()
 

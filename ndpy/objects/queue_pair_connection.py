@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ndpy import errors
@@ -22,14 +24,35 @@ if TYPE_CHECKING:
     from ndpy.vocabulary.endpoint import Endpoint
     from ndpy.vocabulary.info import PathInfo
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _RETRYING_TYPES = (QueuePairType.RC, QueuePairType.XRC_SEND)
 
 
 class QueuePairConnection(WorkQueues, QueuePairSteps):
     """The part of QueuePair that begins and ends its connection."""
 
+    __slots__ = (
+        "_bindings",
+        "_by_hand",
+        "_dependants",
+        "_endpoint_limits",
+        "_local",
+        "_never_connected",
+        "_number",
+        "_path",
+        "_qp",
+        "connector",
+        "failure",
+        "initiator_cq",
+        "receive_cq",
+    )
     #: The native queue pair. None before it exists, and after it was destroyed.
-    _qp: Any = None
+    _qp: Any
+    #: The windows that are bound to it. None before the first one is.
+    _bindings: set[Binding] | None
+    #: Their _on_queue_pair_closing() is called before the close, and _on_connection_ended() when the connection ends. None
+    #: before there is one.
+    _dependants: SharedWeakSet[Any] | None
     #: Whether it can be connected without a connection manager.
     _has_endpoints: ClassVar[bool] = False
 
@@ -42,8 +65,8 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
         srq: SharedReceiveQueue | None,
         type: QueuePairType,
     ) -> None:
-        super().__init__(adapter, limits, srq)
-        self.type = type
+        super().__init__(adapter, limits, srq, type)
+        self._qp = None
         self.receive_cq = receive_cq
         self.initiator_cq = initiator_cq
         self.connector: Connector | None = None
@@ -56,10 +79,8 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
         self._path: tuple[Endpoint, Endpoint] | None = None
         self._endpoint_limits: ReadLimits | None = None
         #: What modify() has set since the last RESET.
-        self._by_hand: dict[str, Any] = {}
-        self._bindings: set[Binding] = set()
-        #: Their _on_queue_pair_closing() is called before the close, and _on_connection_ended() when the connection ends.
-        self._dependants: SharedWeakSet[Any] = SharedWeakSet()
+        self._by_hand = _NOTHING
+        self._bindings = self._dependants = None
 
     @property
     def connection_ended(self) -> bool:
@@ -154,8 +175,17 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
         if self._ended:
             return
         self._ended = True
-        for dependant in self._dependants.members():
+        for dependant in self._living_dependants():
             dependant._on_connection_ended(self)
+
+    def _add_dependant(self, dependant: Any) -> None:
+        if self._dependants is None:
+            with self._lock:
+                self._dependants = self._dependants or SharedWeakSet()
+        self._dependants.add(dependant)
+
+    def _living_dependants(self) -> list[Any]:
+        return [] if self._dependants is None else self._dependants.members()
 
     def _end_connection(self, natively: bool = True) -> None:
         """The connection is over. Cancel the outstanding requests. Later requests are cancelled too.
@@ -348,12 +378,12 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
             self._native_reset()
             self._never_connected, self._ended, self.failure = True, False, ""
             self._local = self._path = self._endpoint_limits = None
-            self._by_hand = {}
+            self._by_hand = _NOTHING
             self._posted_requests.failed = False
             self._lib.ndpy_queue_pair_restart(self._rings)
             return True
         self._native_modify(given)
-        self._by_hand |= given
+        self._by_hand = {**self._by_hand, **given}
         if state is QueuePairState.RTS and self._never_connected:
             limits = [self._by_hand.get(f"{side}_read_limit", 0) for side in ("inbound", "outbound")]
             self._endpoint_limits = ReadLimits(*limits)

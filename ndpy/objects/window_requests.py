@@ -123,6 +123,8 @@ def _post_bind(
         former = window._binding
         token = queue_pair._native_choose_token(window)
         binding = Binding(window, queue_pair, element.region, element, access, token)
+        if queue_pair._bindings is None:
+            queue_pair._bindings = set()
         request = BindRequest(binding, of_bound_window=former is not None and not former.invalidating)
         if not request.of_bound_window:
             binding.begin()

@@ -7,6 +7,7 @@ sent inline, and what a refusal means.
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -135,28 +136,37 @@ class QueuePairLimits:
     inline_data_size: int
 
 
+#: Most queue pairs of a program have the same ones.
+_shared_limits = functools.lru_cache(maxsize=64, typed=True)(QueuePairLimits)
+
+
 class WorkQueues(_core.WorkQueues, Resource):
     """The two queues of a queue pair, and the requests that are posted to them. Base of QueuePair."""
 
     #: The platform's extension module, with the functions of cdefs/ndpy_abi.h.
     _lib: Any
     _ffi: Any
+    # What each object has, so that an idle one needs no dictionary.
+    __slots__ = ("_rings", "_singly", "limits", "type")
     #: struct ndpy_queue_pair. None before it exists and after the release.
     _rings: Any
     #: Its transport service.
-    type = QueuePairType.RC
-    #: See _offered().
-    _offers = -1
+    type: QueuePairType
+    #: Held while the requests of a batch are posted one by one, so that those of two batches do not share the last room.
+    #: None until then.
+    _singly: _core.Lock | None
     #: What its requests go to, if they name a destination.
     _destinations: Any = None
 
-    def __init__(self, adapter: Adapter, limits: QueuePairLimits, srq: SharedReceiveQueue | None) -> None:
+    def __init__(
+        self, adapter: Adapter, limits: QueuePairLimits, srq: SharedReceiveQueue | None, type: QueuePairType
+    ) -> None:
         super().__init__(adapter)
-        self.limits = limits
+        self.limits = _shared_limits(*vars(limits).values())
         self.srq = srq
+        self.type = type
         self._lock = _core.Lock()
-        #: Held while the requests of a batch are posted one by one, so that those of two batches do not share the last room.
-        self._singly = _core.Lock()
+        self._singly = None
         self._posted_requests = PostedRequests(self)
         self._initiator_records = self._posted_requests.initiator
         self._receive_records = self._posted_requests.receive
@@ -194,7 +204,7 @@ class WorkQueues(_core.WorkQueues, Resource):
         return offered if self.srq is None else offered & ~(1 << RECEIVE)
 
     def _require_offered(self, operation: int) -> None:
-        if not self._offers >> operation & 1:
+        if not self._offered() >> operation & 1:
             self._check()
             raise self._unsupported(operation)
 
@@ -236,6 +246,8 @@ class WorkQueues(_core.WorkQueues, Resource):
     def _post_singly(self, batch: _core.Batch, first: int) -> None:
         """Post the requests of a batch from number `first` on, one by one."""
         calls = _calls_of(batch, first)
+        with self._lock:
+            self._singly = self._singly or _core.Lock()
         with self._singly:
             self._require_room(batch, calls[0][0] == RECEIVE, len(calls))
             for place, (operation, sges, remote, context, flags, words, destination) in enumerate(calls, first):

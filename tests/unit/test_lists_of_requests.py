@@ -36,6 +36,7 @@ from ndpy import Batch, CompletionArray, Flags, Status, _core
 from ndpy.objects.completion import PostedRequests
 from ndpy.objects.work_queues import QueuePairLimits, WorkQueues
 from ndpy.platforms.verbs.native_calls import ffi, lib
+from ndpy.vocabulary.queue_pair_attributes import QueuePairType
 
 FLUSHED, PROTECTION = 5, 4
 
@@ -63,7 +64,8 @@ class Queues(WorkQueues):
 
     def __init__(self, native: Provider, connection: int = lib.NDPY_CONNECTED, depth: int = DEPTH) -> None:
         self._lock = _core.Lock()
-        self._singly = _core.Lock()
+        self._singly = None
+        self.type = QueuePairType.RC
         self._defunct = None
         self._adapter = ADAPTER
         self.srq = None

@@ -86,12 +86,16 @@ class VerbsQueuePair(QueuePair):
     receive_cq: VerbsCompletionQueue
     initiator_cq: VerbsCompletionQueue
     _has_endpoints = True
-    #: Whether it takes no more receives of its shared receive queue, in the error state.
-    _has_last_receive = False
-    #: The path MTU of the connection, made with or without librdmacm.
-    _path_mtu = 0
-    #: This side's address and the peer's, of the connection whose connector has let go of the queue pair.
-    _former_addresses: tuple[Address, Address] | None = None
+    __slots__ = ("_former_addresses", "_has_last_receive", "_path_mtu")
+
+    def __init__(self, *arguments: Any) -> None:
+        #: Whether it takes no more receives of its shared receive queue, in the error state.
+        self._has_last_receive = False
+        #: The path MTU of the connection, made with or without librdmacm.
+        self._path_mtu = 0
+        #: This side's address and the peer's, of the connection whose connector has let go of the queue pair.
+        self._former_addresses: tuple[Address, Address] | None = None
+        super().__init__(*arguments)
 
     # ---- creation and states ----
 
@@ -253,7 +257,7 @@ class VerbsQueuePair(QueuePair):
 
     def _native_destroy(self) -> None:
         # Free windows before their queue pair (Quirk.RXE_WINDOW_OUTLIVES_QUEUE_PAIR).
-        for binding in list(self._bindings):
+        for binding in list(self._bindings or ()):
             binding.window._native_free()
             binding.end()
         # Ctrl-C may come after the native queue pair has gone. Nobody may free it a second time.
