@@ -5,6 +5,8 @@ A point is the moment before or after a native call of the watched thread. walk(
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import threading
 import traceback
@@ -189,3 +191,25 @@ def walk(run: Callable[[int], bool], points: Points, least: int) -> None:
         else:
             break
     assert chosen >= least, f"only {chosen} points"
+
+
+def at_each_point(least: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """walk() with a test that has the fixture `points`. Each run gets the number of its point as `chosen`."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def walking(**fixtures: Any) -> None:
+            points = fixtures["points"]
+
+            def run(chosen: int) -> bool:
+                test(chosen=chosen, **fixtures)
+                return bool(points.reached)
+
+            walk(run, points, least)
+
+        signature = inspect.signature(test)
+        shown = [parameter for name, parameter in signature.parameters.items() if name != "chosen"]
+        walking.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+        return walking
+
+    return decorate

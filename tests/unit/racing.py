@@ -21,6 +21,7 @@ from kit.walking import GRACE_S as GRACE_S
 from kit.walking import Calls as _Calls
 from kit.walking import Elsewhere as Elsewhere
 from kit.walking import Points as Points
+from kit.walking import at_each_point as at_each_point
 from kit.walking import walk as walk
 
 import ndpy
@@ -101,6 +102,10 @@ class Queue:
     def close(self) -> None:
         self.queue_pair.close()
         self.queue.close()
+
+    def check_and_close(self, *taken: Any) -> None:
+        self.check(*taken)
+        self.close()
 
 
 @pytest.fixture

@@ -263,7 +263,6 @@ def test_an_interrupted_arm_leaves_a_queue_that_can_be_armed(fake, adapter):
         armed = scene.queue.arm()
         scene.arrive()
         assert armed.result(DEADLINE_S) is None
-        scene.check()
-        scene.close()
+        scene.check_and_close()
 
     walk(run, 15)

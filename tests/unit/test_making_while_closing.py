@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from racing import DEADLINE_S, GRACE_S, Elsewhere, Points, walk
+from racing import DEADLINE_S, GRACE_S, Elsewhere, Points, at_each_point
 
 import ndpy
 
@@ -23,10 +23,9 @@ MAKE: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def making_points(fake: Any, points: Points) -> Points:
+@pytest.fixture(autouse=True)
+def _address(fake: Any) -> None:
     fake.have_address()
-    return points
 
 
 def both(first: Elsewhere, second: Elsewhere, points: Points, chosen: int) -> None:
@@ -58,28 +57,22 @@ def check(fake: Any, adapter: Any, made: Any) -> None:
 
 
 @pytest.mark.parametrize("what", MAKE)
-def test_what_is_made_at_any_point_of_the_adapters_close_is_refused_or_keeps_it_open(fake, making_points, what):
-    def run(chosen: int) -> bool:
-        adapter = fake.open(windows=1)
-        making, closing = Elsewhere(lambda: MAKE[what](adapter)), Elsewhere(adapter.close)
-        both(closing, making, making_points, chosen)
-        check(fake, adapter, making.outcome())
-        return making_points.reached
-
-    walk(run, making_points, 8)
+@at_each_point(least=8)
+def test_what_is_made_at_any_point_of_the_adapters_close_is_refused_or_keeps_it_open(fake, points, what, chosen):
+    adapter = fake.open(windows=1)
+    making, closing = Elsewhere(lambda: MAKE[what](adapter)), Elsewhere(adapter.close)
+    both(closing, making, points, chosen)
+    check(fake, adapter, making.outcome())
 
 
 @pytest.mark.parametrize("what", ["completion queue", "region", "region at once", "listener"])
-def test_an_adapter_that_is_closed_at_any_point_of_making_something_stays_open(fake, making_points, what):
-    def run(chosen: int) -> bool:
-        adapter = fake.open(windows=1)
-        making, closing = Elsewhere(lambda: MAKE[what](adapter)), Elsewhere(adapter.close)
-        both(making, closing, making_points, chosen)
-        assert isinstance(closing.outcome(), ndpy.DeviceBusyError)
-        check(fake, adapter, making.outcome())
-        return making_points.reached
-
-    walk(run, making_points, 2)
+@at_each_point(least=2)
+def test_an_adapter_that_is_closed_at_any_point_of_making_something_stays_open(fake, points, what, chosen):
+    adapter = fake.open(windows=1)
+    making, closing = Elsewhere(lambda: MAKE[what](adapter)), Elsewhere(adapter.close)
+    both(making, closing, points, chosen)
+    assert isinstance(closing.outcome(), ndpy.DeviceBusyError)
+    check(fake, adapter, making.outcome())
 
 
 def test_what_cannot_be_made_does_not_keep_its_adapter_open(fake):

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from racing import DEADLINE_S, Elsewhere, Points, Queue, _Calls, walk
+from racing import DEADLINE_S, Elsewhere, Queue, _Calls, at_each_point
 
 import ndpy
 from ndpy.platforms.verbs import memory, queue_pair, shared_receive_queue
@@ -15,14 +15,13 @@ from ndpy.platforms.verbs.native_calls import ffi, lib
 
 
 @pytest.fixture
-def inner_points(points, monkeypatch) -> Points:
-    """Points. The calls of ndpy's own C functions that free or use its memory are points too."""
+def inner_calls(points, monkeypatch) -> None:
+    """The calls of ndpy's own C functions that free or use its memory are points too."""
     names = ("ndpy_queue_pair_free", "ndpy_free_window", "ndpy_alloc_window", "ndpy_post_bind")
     calls = _Calls(lib, points, {name: name for name in names})
     for module in (queue_pair, memory):
         monkeypatch.setattr(module, "lib", calls)
     monkeypatch.setattr(queue_pair.VerbsQueuePair, "_lib", calls)
-    return points
 
 
 @pytest.fixture
@@ -59,57 +58,49 @@ def ended(scene: Queue) -> Any:
     return scene.queue_pair
 
 
-def test_a_receive_on_an_ended_queue_pair_touches_nothing_that_close_has_freed(fake, adapter, points):
+@at_each_point(least=3)
+def test_a_receive_on_an_ended_queue_pair_touches_nothing_that_close_has_freed(fake, adapter, points, chosen):
     """The receive has posted. It goes on at any point of another thread's close()."""
+    scene = Queue(fake, adapter, receives=0)
+    queue_pair, gate = ended(scene), Gate()
+    queue_pair._cancel_late_request = gate.passing(queue_pair._cancel_late_request)
+    receiving = Elsewhere(lambda: queue_pair.receive([])).start()
+    assert gate.reached.wait(DEADLINE_S)
+    closing = Elsewhere(queue_pair.close)
 
-    def run(chosen: int) -> bool:
-        scene = Queue(fake, adapter, receives=0)
-        queue_pair, gate = ended(scene), Gate()
-        queue_pair._cancel_late_request = gate.passing(queue_pair._cancel_late_request)
-        receiving = Elsewhere(lambda: queue_pair.receive([])).start()
-        assert gate.reached.wait(DEADLINE_S)
-        closing = Elsewhere(queue_pair.close)
-
-        def go_on() -> None:
-            gate.open()
-            receiving.thread.join(0.02)
-
-        points.watch(closing.thread, chosen, go_on)
-        closing.start().result()
-        points.stop()
+    def go_on() -> None:
         gate.open()
-        receiving.result()
-        assert fake.fault() == ""
-        del queue_pair._cancel_late_request
-        scene.queue.close()
-        return points.reached
+        receiving.thread.join(0.02)
 
-    walk(run, points, 3)
+    points.watch(closing.thread, chosen, go_on)
+    closing.start().result()
+    points.stop()
+    gate.open()
+    receiving.result()
+    assert fake.fault() == ""
+    del queue_pair._cancel_late_request
+    scene.queue.close()
 
 
-def test_whoever_looks_at_the_requests_of_a_queue_pair_finds_nothing_that_close_has_freed(fake, adapter, inner_points):
+@at_each_point(least=8)
+def test_whoever_looks_at_the_requests_of_a_queue_pair_finds_nothing_that_close_has_freed(
+    fake, adapter, points, inner_calls, chosen
+):
     """Revoking an exposure does this. It does so at any point of another thread's close()."""
+    scene = Queue(fake, adapter)
+    freed_then_used = []
 
-    def run(chosen: int) -> bool:
-        scene = Queue(fake, adapter)
-        freed_then_used = []
+    def posted(native: Any) -> int:
+        freed_then_used.append("after ndpy_queue_pair_free" in points.names)
+        return int(lib.ndpy_queue_pair_posted(native)) if not freed_then_used[-1] else 0
 
-        def posted(native: Any) -> int:
-            freed_then_used.append("after ndpy_queue_pair_free" in inner_points.names)
-            return int(lib.ndpy_queue_pair_posted(native)) if not freed_then_used[-1] else 0
-
-        scene.queue_pair._count_posted = posted
-        closing = Elsewhere(scene.queue_pair.close)
-        inner_points.watch(
-            closing.thread, chosen, lambda: inner_points.elsewhere(lambda: scene.queue_pair._wait_until_ended(0))
-        )
-        closing.start().result()
-        inner_points.stop()
-        assert not any(freed_then_used)
-        scene.queue.close()
-        return inner_points.reached
-
-    walk(run, inner_points, 8)
+    scene.queue_pair._count_posted = posted
+    closing = Elsewhere(scene.queue_pair.close)
+    points.watch(closing.thread, chosen, lambda: points.elsewhere(lambda: scene.queue_pair._wait_until_ended(0)))
+    closing.start().result()
+    points.stop()
+    assert not any(freed_then_used)
+    scene.queue.close()
 
 
 def connected(fake: Any, adapter: Any) -> Queue:
@@ -118,49 +109,45 @@ def connected(fake: Any, adapter: Any) -> Queue:
     return scene
 
 
-def test_a_window_is_freed_once_wherever_it_is_closed_while_its_queue_pair_is(fake, adapter, inner_points):
-    def run(chosen: int) -> bool:
-        scene = connected(fake, adapter)
-        region, window = adapter.register(bytearray(64)), adapter.create_memory_window()
-        scene.queue_pair.bind(window, region)
-        closing = Elsewhere(scene.queue_pair.close)
-        others = []
-        inner_points.watch(closing.thread, chosen, lambda: others.append(inner_points.elsewhere(window.close)))
-        closing.start().result()
-        inner_points.stop()
-        for other in others:
-            other.result()
-        window.close()
-        region.close()
-        scene.queue.close()
-        assert fake.fault() == ""
-        assert not fake.counts.windows
-        return inner_points.reached
+@at_each_point(least=8)
+def test_a_window_is_freed_once_wherever_it_is_closed_while_its_queue_pair_is(
+    fake, adapter, points, inner_calls, chosen
+):
+    scene = connected(fake, adapter)
+    region, window = adapter.register(bytearray(64)), adapter.create_memory_window()
+    scene.queue_pair.bind(window, region)
+    closing = Elsewhere(scene.queue_pair.close)
+    others = []
+    points.watch(closing.thread, chosen, lambda: others.append(points.elsewhere(window.close)))
+    closing.start().result()
+    points.stop()
+    for other in others:
+        other.result()
+    window.close()
+    region.close()
+    scene.queue.close()
+    assert fake.fault() == ""
+    assert not fake.counts.windows
 
-    walk(run, inner_points, 8)
 
-
-def test_a_window_is_not_freed_while_it_is_being_bound(fake, adapter, inner_points):
-    def run(chosen: int) -> bool:
-        scene = connected(fake, adapter)
-        region, window = adapter.register(bytearray(64)), adapter.create_memory_window()
-        posted = []
-        post = lib.ndpy_post_bind
-        queue_pair.lib.ndpy_post_bind = lambda *rest: posted.append(fake.counts.windows) or post(*rest)
-        binding = Elsewhere(lambda: scene.queue_pair.bind(window, region))
-        inner_points.watch(binding.thread, chosen, lambda: inner_points.elsewhere(window.close))
-        error = binding.start().outcome()
-        inner_points.stop()
-        del queue_pair.lib.ndpy_post_bind
-        # The window existed while it was bound, or it was closed before.
-        assert posted == [1] or isinstance(error, ndpy.ClosedError)
-        window.close()
-        scene.queue_pair.close()
-        region.close()
-        scene.queue.close()
-        return inner_points.reached
-
-    walk(run, inner_points, 4)
+@at_each_point(least=4)
+def test_a_window_is_not_freed_while_it_is_being_bound(fake, adapter, points, inner_calls, chosen):
+    scene = connected(fake, adapter)
+    region, window = adapter.register(bytearray(64)), adapter.create_memory_window()
+    posted = []
+    post = lib.ndpy_post_bind
+    queue_pair.lib.ndpy_post_bind = lambda *rest: posted.append(fake.counts.windows) or post(*rest)
+    binding = Elsewhere(lambda: scene.queue_pair.bind(window, region))
+    points.watch(binding.thread, chosen, lambda: points.elsewhere(window.close))
+    error = binding.start().outcome()
+    points.stop()
+    del queue_pair.lib.ndpy_post_bind
+    # The window existed while it was bound, or it was closed before.
+    assert posted == [1] or isinstance(error, ndpy.ClosedError)
+    window.close()
+    scene.queue_pair.close()
+    region.close()
+    scene.queue.close()
 
 
 def test_a_connector_that_has_taken_a_queue_pair_just_before_its_close_does_not_use_it(fake):
@@ -194,25 +181,22 @@ def test_a_close_that_fails_after_the_native_queue_pair_has_gone_can_be_repeated
     assert fake.fault() == ""
 
 
-def test_a_queue_that_is_closed_while_a_queue_pair_is_made_for_it_is_there_or_refused(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        queue, other = adapter.create_completion_queue(8), adapter.create_completion_queue(8)
-        making = Elsewhere(lambda: adapter.create_queue_pair(queue, other))
-        others = []
-        points.watch(making.thread, chosen, lambda: others.append(points.elsewhere(queue.close)))
-        made = making.start().outcome()
-        points.stop()
-        assert fake.fault() == ""
-        for closing in others:
-            assert isinstance(closing.outcome(), ndpy.DeviceBusyError) or isinstance(made, ndpy.ClosedError)
-        if isinstance(made, ndpy.QueuePair):
-            assert not queue.closed
-            made.close()
-        queue.close()
-        other.close()
-        return points.reached
-
-    walk(run, points, 4)
+@at_each_point(least=4)
+def test_a_queue_that_is_closed_while_a_queue_pair_is_made_for_it_is_there_or_refused(fake, adapter, points, chosen):
+    queue, other = adapter.create_completion_queue(8), adapter.create_completion_queue(8)
+    making = Elsewhere(lambda: adapter.create_queue_pair(queue, other))
+    others = []
+    points.watch(making.thread, chosen, lambda: others.append(points.elsewhere(queue.close)))
+    made = making.start().outcome()
+    points.stop()
+    assert fake.fault() == ""
+    for closing in others:
+        assert isinstance(closing.outcome(), ndpy.DeviceBusyError) or isinstance(made, ndpy.ClosedError)
+    if isinstance(made, ndpy.QueuePair):
+        assert not queue.closed
+        made.close()
+    queue.close()
+    other.close()
 
 
 class SharedQueues:

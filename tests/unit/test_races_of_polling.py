@@ -6,7 +6,7 @@ import time
 import weakref
 
 import pytest
-from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, wait_until, walk
+from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, at_each_point, wait_until
 
 import ndpy
 
@@ -63,227 +63,192 @@ class Polled:
         self.first.close()
         self.second.close()
 
-
-def test_a_completion_that_comes_at_any_point_ends_the_wait(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        scene = Polled(fake, adapter)
-        assert scene.keep(scene.begin(points, chosen, scene.arrive, ends=True).result())
-        points.stop()
-        scene.check()
-        scene.close()
-        return points.reached
-
-    walk(run, points, 30)
+    def check_and_close(self) -> None:
+        self.check()
+        self.close()
 
 
-def test_completions_of_both_queues_at_any_point_are_delivered_once(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        scene = Polled(fake, adapter)
-
-        def arrive() -> None:
-            scene.second.arrive()
-            scene.arrive()
-
-        assert scene.keep(scene.begin(points, chosen, arrive, ends=True).result())
-        points.stop()
-        while sum(len(each) for lists in scene.taken.values() for each in lists) < (
-            scene.first.arrived + scene.second.arrived
-        ):
-            scene.keep(scene.poller.wait(WAIT_S))
-        scene.check()
-        scene.close()
-        return points.reached
-
-    walk(run, points, 30)
+@at_each_point(least=30)
+def test_a_completion_that_comes_at_any_point_ends_the_wait(fake, adapter, points, chosen):
+    scene = Polled(fake, adapter)
+    assert scene.keep(scene.begin(points, chosen, scene.arrive, ends=True).result())
+    points.stop()
+    scene.check_and_close()
 
 
-def test_a_completion_that_another_thread_takes_at_any_point_is_no_loss(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        scene = Polled(fake, adapter)
-        others = []
+@at_each_point(least=30)
+def test_completions_of_both_queues_at_any_point_are_delivered_once(fake, adapter, points, chosen):
+    scene = Polled(fake, adapter)
 
-        def steal() -> None:
-            scene.arrive()
-            others.append(points.elsewhere(scene.first.queue.poll))
+    def arrive() -> None:
+        scene.second.arrive()
+        scene.arrive()
 
-        assert scene.keep(scene.begin(points, chosen, steal).result())
-        points.stop()
-        scene.taken[scene.first.queue] += [other.result() for other in others]
-        scene.check()
-        scene.close()
-        return points.reached
-
-    walk(run, points, 30)
+    assert scene.keep(scene.begin(points, chosen, arrive, ends=True).result())
+    points.stop()
+    while sum(len(each) for lists in scene.taken.values() for each in lists) < (
+        scene.first.arrived + scene.second.arrived
+    ):
+        scene.keep(scene.poller.wait(WAIT_S))
+    scene.check_and_close()
 
 
-def test_a_wait_of_the_queue_at_any_point_gets_completions_too(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        scene = Polled(fake, adapter)
-        second = Elsewhere(lambda: scene.first.queue.wait(WAIT_S, 1))
+@at_each_point(least=30)
+def test_a_completion_that_another_thread_takes_at_any_point_is_no_loss(fake, adapter, points, chosen):
+    scene = Polled(fake, adapter)
+    others = []
 
-        def join() -> None:
-            second.start().thread.join(GRACE_S)
-            scene.arrive()
+    def steal() -> None:
+        scene.arrive()
+        others.append(points.elsewhere(scene.first.queue.poll))
 
-        first = scene.begin(points, chosen, join)
-        for other in (first, second):
-            deadline = time.monotonic() + WAIT_S
-            while other.thread.is_alive() and time.monotonic() < deadline:
-                other.thread.join(GRACE_S / 2)
-                # A waiter that has got nothing yet gets the next completion, once all before it were taken.
-                if points.reached and other.thread.is_alive() and scene.first.queue._taken == scene.first.arrived:
-                    scene.arrive()
-        scene.keep(first.result())
-        points.stop()
-        if points.reached:
-            scene.taken[scene.first.queue].append(second.result())
-        scene.check()
-        scene.close()
-        return points.reached
+    assert scene.keep(scene.begin(points, chosen, steal).result())
+    points.stop()
+    scene.taken[scene.first.queue] += [other.result() for other in others]
+    scene.check_and_close()
 
-    walk(run, points, 30)
+
+@at_each_point(least=30)
+def test_a_wait_of_the_queue_at_any_point_gets_completions_too(fake, adapter, points, chosen):
+    scene = Polled(fake, adapter)
+    second = Elsewhere(lambda: scene.first.queue.wait(WAIT_S, 1))
+
+    def join() -> None:
+        second.start().thread.join(GRACE_S)
+        scene.arrive()
+
+    first = scene.begin(points, chosen, join)
+    for other in (first, second):
+        deadline = time.monotonic() + WAIT_S
+        while other.thread.is_alive() and time.monotonic() < deadline:
+            other.thread.join(GRACE_S / 2)
+            # A waiter that has got nothing yet gets the next completion, once all before it were taken.
+            if points.reached and other.thread.is_alive() and scene.first.queue._taken == scene.first.arrived:
+                scene.arrive()
+    scene.keep(first.result())
+    points.stop()
+    if points.reached:
+        scene.taken[scene.first.queue].append(second.result())
+    scene.check_and_close()
 
 
 @pytest.mark.parametrize("end", ["close", "remove"])
-def test_a_queue_that_goes_at_any_point_leaves_the_others(fake, adapter, points, end):
-    def run(chosen: int) -> bool:
-        scene = Polled(fake, adapter, receives=0)
-        former = scene.second.queue
+@at_each_point(least=30)
+def test_a_queue_that_goes_at_any_point_leaves_the_others(fake, adapter, points, end, chosen):
+    scene = Polled(fake, adapter, receives=0)
+    former = scene.second.queue
 
-        def go() -> None:
-            points.elsewhere(scene.second.close if end == "close" else lambda: scene.poller.remove(former))
-            third.arrive()
+    def go() -> None:
+        points.elsewhere(scene.second.close if end == "close" else lambda: scene.poller.remove(former))
+        third.arrive()
 
-        # This queue ends the wait.
-        third = Queue(fake, adapter)
-        scene.taken[third.queue] = []
-        scene.poller.add(third.queue)
-        scene.arrive = third.arrive
-        fresh = scene.begin(points, chosen, go, ends=True)
-        assert scene.keep(fresh.result())
-        points.stop()
-        while not scene.taken[third.queue]:
-            scene.keep(scene.poller.wait(WAIT_S))
-        third.check(*scene.taken[third.queue])
-        third.close()
-        scene.close()
-        return points.reached
-
-    walk(run, points, 30)
+    # This queue ends the wait.
+    third = Queue(fake, adapter)
+    scene.taken[third.queue] = []
+    scene.poller.add(third.queue)
+    scene.arrive = third.arrive
+    fresh = scene.begin(points, chosen, go, ends=True)
+    assert scene.keep(fresh.result())
+    points.stop()
+    while not scene.taken[third.queue]:
+        scene.keep(scene.poller.wait(WAIT_S))
+    third.check_and_close(*scene.taken[third.queue])
+    scene.close()
 
 
-def test_a_queue_that_is_added_at_any_point_is_heard_of(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        scene = Polled(fake, adapter)
-        third = Queue(fake, adapter)
-        scene.taken[third.queue] = []
+@at_each_point(least=30)
+def test_a_queue_that_is_added_at_any_point_is_heard_of(fake, adapter, points, chosen):
+    scene = Polled(fake, adapter)
+    third = Queue(fake, adapter)
+    scene.taken[third.queue] = []
 
-        def add() -> None:
-            third.arrive()
-            points.elsewhere(lambda: scene.poller.add(third.queue))
+    def add() -> None:
+        third.arrive()
+        points.elsewhere(lambda: scene.poller.add(third.queue))
 
-        assert scene.keep(scene.begin(points, chosen, add, ends=True).result())
-        points.stop()
-        while points.reached and not scene.taken[third.queue]:
-            scene.keep(scene.poller.wait(WAIT_S))
-        scene.check()
-        third.check(*scene.taken[third.queue])
-        third.close()
-        scene.close()
-        return points.reached
-
-    walk(run, points, 30)
+    assert scene.keep(scene.begin(points, chosen, add, ends=True).result())
+    points.stop()
+    while points.reached and not scene.taken[third.queue]:
+        scene.keep(scene.poller.wait(WAIT_S))
+    scene.check()
+    third.check_and_close(*scene.taken[third.queue])
+    scene.close()
 
 
-def test_a_queue_that_is_added_while_it_is_closed_is_refused_or_removed(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        scene = Polled(fake, adapter)
-        third = Queue(fake, adapter, receives=0)
-        third.queue_pair.close()
-        adding = Elsewhere(lambda: scene.poller.add(third.queue))
-        points.watch(adding.thread, chosen, lambda: points.elsewhere(third.queue.close))
-        adding.start().outcome()
-        points.stop()
-        third.queue.close()
-        # The next queue gets the same descriptors.
-        fourth = Queue(fake, adapter)
-        scene.taken[fourth.queue] = []
-        scene.poller.add(fourth.queue)
-        with pytest.raises(ndpy.TimeoutError):
-            scene.poller.wait(0)
-        fourth.arrive()
-        assert scene.keep(scene.poller.wait(WAIT_S))
-        fourth.check(*scene.taken[fourth.queue])
-        fourth.close()
-        scene.close()
-        return points.reached
-
-    walk(run, points, 4)
+@at_each_point(least=4)
+def test_a_queue_that_is_added_while_it_is_closed_is_refused_or_removed(fake, adapter, points, chosen):
+    scene = Polled(fake, adapter)
+    third = Queue(fake, adapter, receives=0)
+    third.queue_pair.close()
+    adding = Elsewhere(lambda: scene.poller.add(third.queue))
+    points.watch(adding.thread, chosen, lambda: points.elsewhere(third.queue.close))
+    adding.start().outcome()
+    points.stop()
+    third.queue.close()
+    # The next queue gets the same descriptors.
+    fourth = Queue(fake, adapter)
+    scene.taken[fourth.queue] = []
+    scene.poller.add(fourth.queue)
+    with pytest.raises(ndpy.TimeoutError):
+        scene.poller.wait(0)
+    fourth.arrive()
+    assert scene.keep(scene.poller.wait(WAIT_S))
+    fourth.check_and_close(*scene.taken[fourth.queue])
+    scene.close()
 
 
-def test_wake_at_any_point_ends_the_wait(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        scene = Polled(fake, adapter)
-        ready = scene.begin(points, chosen, lambda: points.elsewhere(scene.poller.wake), ends=True).result()
-        points.stop()
-        assert scene.keep(ready) or points.reached
-        scene.check()
-        scene.close()
-        return points.reached
-
-    walk(run, points, 30)
+@at_each_point(least=30)
+def test_wake_at_any_point_ends_the_wait(fake, adapter, points, chosen):
+    scene = Polled(fake, adapter)
+    ready = scene.begin(points, chosen, lambda: points.elsewhere(scene.poller.wake), ends=True).result()
+    points.stop()
+    assert scene.keep(ready) or points.reached
+    scene.check_and_close()
 
 
-def test_closing_the_poller_at_any_point_ends_the_wait(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        scene = Polled(fake, adapter)
+@at_each_point(least=30)
+def test_closing_the_poller_at_any_point_ends_the_wait(fake, adapter, points, chosen):
+    scene = Polled(fake, adapter)
 
-        def close() -> None:
-            points.elsewhere(scene.poller.close)
+    def close() -> None:
+        points.elsewhere(scene.poller.close)
 
-        result = scene.begin(points, chosen, close, ends=True).outcome()
-        points.stop()
-        # Completions that were already taken are delivered in any case.
-        assert isinstance(result, ndpy.ClosedError) or scene.keep(result)
-        scene.check()
-        scene.close()
-        return points.reached
-
-    walk(run, points, 30)
+    result = scene.begin(points, chosen, close, ends=True).outcome()
+    points.stop()
+    # Completions that were already taken are delivered in any case.
+    assert isinstance(result, ndpy.ClosedError) or scene.keep(result)
+    scene.check_and_close()
 
 
 @pytest.mark.parametrize("pulled", LOSSES)
-def test_the_loss_of_a_queue_at_any_point_is_told_and_costs_the_others_nothing(fake, points, pulled):
-    def run(chosen: int) -> bool:
-        lost, stays = fake.open(), fake.open()
-        scene = Polled(fake, lost, receives=0, others=stays)
-        told = []
+@at_each_point(least=20)
+def test_the_loss_of_a_queue_at_any_point_is_told_and_costs_the_others_nothing(fake, points, pulled, chosen):
+    lost, stays = fake.open(), fake.open()
+    scene = Polled(fake, lost, receives=0, others=stays)
+    told = []
 
-        def lose() -> None:
-            scene.second.arrive()
-            scene.first.lose(points, pulled)
+    def lose() -> None:
+        scene.second.arrive()
+        scene.first.lose(points, pulled)
 
-        scene.arrive = lose
-        result = scene.begin(points, chosen, lose, ends=True).outcome()
-        points.stop()
-        # The loss is reported again when the queue itself notices it, and once for each of its queue pairs.
-        for _ in range(5):
-            if isinstance(result, ndpy.NdpyError):
-                assert isinstance(result, LOSSES[pulled])
-                told.append(result)
-            else:
-                scene.keep(result)
-            if told and scene.taken[scene.second.queue]:
-                break
-            result = Elsewhere(lambda: scene.poller.wait(WAIT_S)).start().outcome()
-        assert told
-        scene.second.check(*scene.taken[scene.second.queue])
-        scene.close()
-        lost.close()
-        stays.close()
-        return points.reached
-
-    walk(run, points, 20)
+    scene.arrive = lose
+    result = scene.begin(points, chosen, lose, ends=True).outcome()
+    points.stop()
+    # The loss is reported again when the queue itself notices it, and once for each of its queue pairs.
+    for _ in range(5):
+        if isinstance(result, ndpy.NdpyError):
+            assert isinstance(result, LOSSES[pulled])
+            told.append(result)
+        else:
+            scene.keep(result)
+        if told and scene.taken[scene.second.queue]:
+            break
+        result = Elsewhere(lambda: scene.poller.wait(WAIT_S)).start().outcome()
+    assert told
+    scene.second.check(*scene.taken[scene.second.queue])
+    scene.close()
+    lost.close()
+    stays.close()
 
 
 def test_one_removed_adapter_costs_the_other_queues_neither_completions_nor_turns(fake):
@@ -311,8 +276,7 @@ def test_one_removed_adapter_costs_the_other_queues_neither_completions_nor_turn
             except ndpy.DeviceRemovedError:
                 told += 1
         for scene in scenes:
-            scene.check(*taken[scene.queue])
-            scene.close()
+            scene.check_and_close(*taken[scene.queue])
         poller.close()
         gone.close()
         lost.close()

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, wait_until, walk
+from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, at_each_point, wait_until
 
 import ndpy
 from ndpy.platforms.verbs import completion_queue, poller
@@ -34,171 +34,142 @@ def begin(points, chosen, scene, action, *, ends=False, max_entries=64):
     return waiter.start()
 
 
-def test_a_completion_that_comes_at_any_point_ends_the_wait(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        scene = Queue(fake, adapter)
-        taken = begin(points, chosen, scene, scene.arrive, ends=True).result()
-        points.stop()
-        assert taken
-        scene.check(taken)
-        scene.close()
-        return points.reached
-
-    walk(run, points, 20)
+@at_each_point(least=20)
+def test_a_completion_that_comes_at_any_point_ends_the_wait(fake, adapter, points, chosen):
+    scene = Queue(fake, adapter)
+    taken = begin(points, chosen, scene, scene.arrive, ends=True).result()
+    points.stop()
+    assert taken
+    scene.check_and_close(taken)
 
 
-def test_a_completion_that_another_thread_takes_at_any_point_is_no_loss(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        scene = Queue(fake, adapter)
-        others = []
+@at_each_point(least=20)
+def test_a_completion_that_another_thread_takes_at_any_point_is_no_loss(fake, adapter, points, chosen):
+    scene = Queue(fake, adapter)
+    others = []
 
-        def steal() -> None:
-            scene.arrive()
-            others.append(points.elsewhere(scene.queue.poll))
+    def steal() -> None:
+        scene.arrive()
+        others.append(points.elsewhere(scene.queue.poll))
 
-        taken = begin(points, chosen, scene, steal).result()
-        points.stop()
-        assert taken
-        scene.check(taken, *(other.result() for other in others))
-        scene.close()
-        return points.reached
-
-    walk(run, points, 20)
+    taken = begin(points, chosen, scene, steal).result()
+    points.stop()
+    assert taken
+    scene.check_and_close(taken, *(other.result() for other in others))
 
 
-def test_two_waits_share_two_completions_wherever_the_second_begins(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        scene = Queue(fake, adapter)
-        second = Elsewhere(lambda: scene.queue.wait(WAIT_S, 1))
+@at_each_point(least=20)
+def test_two_waits_share_two_completions_wherever_the_second_begins(fake, adapter, points, chosen):
+    scene = Queue(fake, adapter)
+    second = Elsewhere(lambda: scene.queue.wait(WAIT_S, 1))
 
-        def join() -> None:
-            second.start().thread.join(GRACE_S)
-            scene.arrive()
-            scene.arrive()
+    def join() -> None:
+        second.start().thread.join(GRACE_S)
+        scene.arrive()
+        scene.arrive()
 
-        first = begin(points, chosen, scene, join, ends=True, max_entries=1)
-        taken = [first.result()]
-        if points.reached:
-            taken.append(second.result())
-        points.stop()
-        assert [len(completions) for completions in taken] == [1] * len(taken)
-        scene.check(*taken)
-        scene.close()
-        return points.reached
-
-    walk(run, points, 20)
+    first = begin(points, chosen, scene, join, ends=True, max_entries=1)
+    taken = [first.result()]
+    if points.reached:
+        taken.append(second.result())
+    points.stop()
+    assert [len(completions) for completions in taken] == [1] * len(taken)
+    scene.check_and_close(*taken)
 
 
-def test_closing_the_queue_at_any_point_ends_the_wait(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        scene = Queue(fake, adapter, receives=0)
-        scene.queue_pair.close()
-        closing = []
+@at_each_point(least=15)
+def test_closing_the_queue_at_any_point_ends_the_wait(fake, adapter, points, chosen):
+    scene = Queue(fake, adapter, receives=0)
+    scene.queue_pair.close()
+    closing = []
 
-        def close() -> None:
-            closing.append(points.elsewhere(scene.queue.close))
+    def close() -> None:
+        closing.append(points.elsewhere(scene.queue.close))
 
-        scene.arrive = close
-        waiter = begin(points, chosen, scene, close, ends=True)
-        with pytest.raises(ndpy.ClosedError):
-            waiter.result()
-        points.stop()
-        closing[0].result()
-        assert scene.queue.closed
-        return points.reached
-
-    walk(run, points, 15)
+    scene.arrive = close
+    waiter = begin(points, chosen, scene, close, ends=True)
+    with pytest.raises(ndpy.ClosedError):
+        waiter.result()
+    points.stop()
+    closing[0].result()
+    assert scene.queue.closed
 
 
-def test_closing_the_queue_pair_at_any_point_gives_what_was_posted_to_the_wait(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        scene = Queue(fake, adapter)
+@at_each_point(least=20)
+def test_closing_the_queue_pair_at_any_point_gives_what_was_posted_to_the_wait(fake, adapter, points, chosen):
+    scene = Queue(fake, adapter)
 
-        def close() -> None:
-            points.elsewhere(scene.queue_pair.close)
-            scene.arrived = 16
+    def close() -> None:
+        points.elsewhere(scene.queue_pair.close)
+        scene.arrived = 16
 
-        taken = begin(points, chosen, scene, close, ends=True).result()
-        points.stop()
-        assert taken
-        scene.check(taken)
-        scene.close()
-        return points.reached
-
-    walk(run, points, 20)
+    taken = begin(points, chosen, scene, close, ends=True).result()
+    points.stop()
+    assert taken
+    scene.check_and_close(taken)
 
 
 @pytest.mark.parametrize("pulled", LOSSES)
-def test_the_loss_of_the_device_or_the_queue_at_any_point_ends_the_wait(fake, points, pulled):
-    def run(chosen: int) -> bool:
-        adapter = fake.open()
-        scene = Queue(fake, adapter, receives=0)
+@at_each_point(least=15)
+def test_the_loss_of_the_device_or_the_queue_at_any_point_ends_the_wait(fake, points, pulled, chosen):
+    adapter = fake.open()
+    scene = Queue(fake, adapter, receives=0)
 
-        def lose() -> None:
-            scene.lose(points, pulled)
+    def lose() -> None:
+        scene.lose(points, pulled)
 
-        scene.arrive = lose
-        waiter = begin(points, chosen, scene, lose, ends=True)
-        with pytest.raises(LOSSES[pulled]):
-            waiter.result()
-        points.stop()
-        scene.close()
-        adapter.close()
-        return points.reached
-
-    walk(run, points, 15)
+    scene.arrive = lose
+    waiter = begin(points, chosen, scene, lose, ends=True)
+    with pytest.raises(LOSSES[pulled]):
+        waiter.result()
+    points.stop()
+    scene.close()
+    adapter.close()
 
 
-def test_arming_at_any_point_and_waiting_both_hear_of_completions(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        scene = Queue(fake, adapter)
-        arming = []
+@at_each_point(least=20)
+def test_arming_at_any_point_and_waiting_both_hear_of_completions(fake, adapter, points, chosen):
+    scene = Queue(fake, adapter)
+    arming = []
 
-        def arm() -> None:
-            arming.append(points.elsewhere(scene.queue.arm))
-            scene.arrive()
+    def arm() -> None:
+        arming.append(points.elsewhere(scene.queue.arm))
+        scene.arrive()
 
-        taken = [begin(points, chosen, scene, arm, ends=True).result()]
-        points.stop()
-        if arming:
-            # arm() may have come after the wait had taken the first completion.
-            scene.arrive()
-            arming[0].result().result(WAIT_S)
-        scene.check(*taken)
-        scene.close()
-        return points.reached
-
-    walk(run, points, 20)
+    taken = [begin(points, chosen, scene, arm, ends=True).result()]
+    points.stop()
+    if arming:
+        # arm() may have come after the wait had taken the first completion.
+        scene.arrive()
+        arming[0].result().result(WAIT_S)
+    scene.check_and_close(*taken)
 
 
-def test_a_poller_that_waits_too_and_the_wait_both_get_completions(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        scene = Queue(fake, adapter)
-        poller = ndpy.Poller()
-        poller.add(scene.queue)
-        polling = Elsewhere(lambda: poller.wait(WAIT_S))
+@at_each_point(least=20)
+def test_a_poller_that_waits_too_and_the_wait_both_get_completions(fake, adapter, points, chosen):
+    scene = Queue(fake, adapter)
+    poller = ndpy.Poller()
+    poller.add(scene.queue)
+    polling = Elsewhere(lambda: poller.wait(WAIT_S))
 
-        def join() -> None:
-            polling.start().thread.join(GRACE_S)
-            scene.arrive()
+    def join() -> None:
+        polling.start().thread.join(GRACE_S)
+        scene.arrive()
 
-        waiter = begin(points, chosen, scene, join, max_entries=1)
-        # Each may take all that is there. The next completion is for the one that has got nothing.
-        wait_until(lambda: waiter.over or polling.over, "one of them ends")
-        if points.reached:
-            scene.arrive()
-        taken = [waiter.result()]
-        points.stop()
-        if points.reached:
-            ((queue, completions),) = polling.result()
-            assert queue is scene.queue
-            taken.append(completions)
-        scene.check(*taken)
-        poller.close()
-        scene.close()
-        return points.reached
-
-    walk(run, points, 20)
+    waiter = begin(points, chosen, scene, join, max_entries=1)
+    # Each may take all that is there. The next completion is for the one that has got nothing.
+    wait_until(lambda: waiter.over or polling.over, "one of them ends")
+    if points.reached:
+        scene.arrive()
+    taken = [waiter.result()]
+    points.stop()
+    if points.reached:
+        ((queue, completions),) = polling.result()
+        assert queue is scene.queue
+        taken.append(completions)
+    scene.check(*taken)
+    poller.close()
+    scene.close()
 
 
 def test_a_wait_arms_once_and_sleeps_once(fake, adapter, points):
@@ -221,8 +192,7 @@ def test_a_thread_that_took_the_event_wakes_the_others_that_wait(fake, adapter, 
     wait_until(lambda: len(scene.queue._waiters) == 3, "all wait")
     for _ in waiters:
         scene.arrive()
-    scene.check(*(waiter.result() for waiter in waiters))
-    scene.close()
+    scene.check_and_close(*(waiter.result() for waiter in waiters))
 
 
 def test_a_wait_for_which_another_thread_leaves_nothing_ends_at_its_deadline(fake, adapter, points, monkeypatch):
@@ -242,8 +212,7 @@ def test_a_wait_for_which_another_thread_leaves_nothing_ends_at_its_deadline(fak
     monkeypatch.setattr(scene.queue, "_wait_for_notification", wait_and_lose)
     with pytest.raises(ndpy.TimeoutError):
         scene.queue.wait(GRACE_S / 2)
-    scene.check(*taken)
-    scene.close()
+    scene.check_and_close(*taken)
 
 
 @pytest.mark.parametrize("completions", [0, 1])
@@ -258,8 +227,7 @@ def test_a_wait_for_no_completion_is_refused(fake, adapter, points, completions)
         pytest.fail("the wait has passed its deadline")
     with pytest.raises(ValueError, match="at least one"):
         waiting.result()
-    scene.check()
-    scene.close()
+    scene.check_and_close()
 
 
 @pytest.mark.parametrize("longest_s", [GRACE_S, completion_queue.LONGEST_S])

@@ -9,11 +9,17 @@ import errno
 import os
 
 import pytest
-from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, wait_until, walk
+from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, at_each_point, wait_until
 
 import ndpy
+from ndpy.platforms.verbs.native_calls import lib
 
 WAIT_S = DEADLINE_S / 2
+
+
+@pytest.fixture(autouse=True)
+def _address(fake):
+    fake.have_address()
 
 
 def closing(points, chosen, resource, action):
@@ -35,82 +41,73 @@ def gone(call):
 
 
 @pytest.mark.parametrize("use", ["poll", "wait", "arm", "resize", "create_queue_pair", "close"])
-def test_using_a_queue_at_any_point_of_its_close_is_refused_or_is_done_before(fake, adapter, points, use):
-    def run(chosen: int) -> bool:
-        queue = adapter.create_completion_queue(64)
-        # After a wait there is a descriptor that a thread has slept on. The close must close that too.
-        with pytest.raises(ndpy.TimeoutError):
-            queue.wait(0)
-        calls = {
-            "poll": queue.poll,
-            "wait": lambda: queue.wait(WAIT_S),
-            "arm": lambda: queue.arm().result(WAIT_S),
-            "resize": lambda: queue.resize(32),
-            "create_queue_pair": lambda: adapter.create_queue_pair(queue),
-            "close": queue.close,
-        }
-        others = []
-        result = closing(points, chosen, queue, lambda: others.append(points.elsewhere(lambda: gone(calls[use]))))
-        points.stop()
-        for other in others:
-            made = other.result()
-            if isinstance(made, ndpy.QueuePair):
-                made.close()
-        assert result is None or (use == "create_queue_pair" and isinstance(result, ndpy.DeviceBusyError))
-        queue.close()
-        return points.reached
-
-    walk(run, points, 8)
+@at_each_point(least=8)
+def test_using_a_queue_at_any_point_of_its_close_is_refused_or_is_done_before(fake, adapter, points, use, chosen):
+    queue = adapter.create_completion_queue(64)
+    # After a wait there is a descriptor that a thread has slept on. The close must close that too.
+    with pytest.raises(ndpy.TimeoutError):
+        queue.wait(0)
+    calls = {
+        "poll": queue.poll,
+        "wait": lambda: queue.wait(WAIT_S),
+        "arm": lambda: queue.arm().result(WAIT_S),
+        "resize": lambda: queue.resize(32),
+        "create_queue_pair": lambda: adapter.create_queue_pair(queue),
+        "close": queue.close,
+    }
+    others = []
+    result = closing(points, chosen, queue, lambda: others.append(points.elsewhere(lambda: gone(calls[use]))))
+    points.stop()
+    for other in others:
+        made = other.result()
+        if isinstance(made, ndpy.QueuePair):
+            made.close()
+    assert result is None or (use == "create_queue_pair" and isinstance(result, ndpy.DeviceBusyError))
+    queue.close()
 
 
-def test_a_poller_and_a_wait_at_any_point_of_a_close_hear_of_it(fake, adapter, points):
-    def run(chosen: int) -> bool:
-        scene = Queue(fake, adapter, receives=0)
-        scene.queue_pair.close()
-        stays = Queue(fake, adapter)
-        poller = ndpy.Poller()
-        poller.add(scene.queue)
-        poller.add(stays.queue)
-        waiter = Elsewhere(lambda: scene.queue.wait(WAIT_S)).start()
-        polling = Elsewhere(lambda: poller.wait(WAIT_S)).start()
-        wait_until(lambda: scene.queue._waiters, "the thread waits")
-        assert closing(points, chosen, scene.queue, stays.arrive) is None
-        points.stop()
-        with pytest.raises(ndpy.ClosedError):
-            waiter.result()
-        if not points.reached:
-            stays.arrive()
-        ((queue, completions),) = polling.result()
-        assert queue is stays.queue
-        stays.check(completions)
-        poller.close()
-        stays.close()
-        return points.reached
-
-    walk(run, points, 8)
+@at_each_point(least=8)
+def test_a_poller_and_a_wait_at_any_point_of_a_close_hear_of_it(fake, adapter, points, chosen):
+    scene = Queue(fake, adapter, receives=0)
+    scene.queue_pair.close()
+    stays = Queue(fake, adapter)
+    poller = ndpy.Poller()
+    poller.add(scene.queue)
+    poller.add(stays.queue)
+    waiter = Elsewhere(lambda: scene.queue.wait(WAIT_S)).start()
+    polling = Elsewhere(lambda: poller.wait(WAIT_S)).start()
+    wait_until(lambda: scene.queue._waiters, "the thread waits")
+    assert closing(points, chosen, scene.queue, stays.arrive) is None
+    points.stop()
+    with pytest.raises(ndpy.ClosedError):
+        waiter.result()
+    if not points.reached:
+        stays.arrive()
+    ((queue, completions),) = polling.result()
+    assert queue is stays.queue
+    stays.check(completions)
+    poller.close()
+    stays.close()
 
 
-def test_the_removal_of_the_device_at_any_point_of_a_close_does_not_stop_it(fake, points):
-    def run(chosen: int) -> bool:
-        adapter = fake.open()
-        scene = Queue(fake, adapter, receives=0)
-        scene.queue_pair.close()
-        armed = scene.queue.arm()
+@at_each_point(least=8)
+def test_the_removal_of_the_device_at_any_point_of_a_close_does_not_stop_it(fake, points, chosen):
+    adapter = fake.open()
+    scene = Queue(fake, adapter, receives=0)
+    scene.queue_pair.close()
+    armed = scene.queue.arm()
 
-        def remove() -> None:
-            fake.remove(adapter)
-            points.elsewhere(lambda: wait_until(lambda: adapter._defunct, "the adapter knows"))
+    def remove() -> None:
+        fake.remove(adapter)
+        points.elsewhere(lambda: wait_until(lambda: adapter._defunct, "the adapter knows"))
 
-        assert closing(points, chosen, scene.queue, remove) is None
-        points.stop()
-        with pytest.raises((ndpy.CanceledError, ndpy.DeviceRemovedError)):
-            armed.result(WAIT_S)
-        with pytest.raises(ndpy.ClosedError):
-            scene.queue.poll()
-        adapter.close()
-        return points.reached
-
-    walk(run, points, 8)
+    assert closing(points, chosen, scene.queue, remove) is None
+    points.stop()
+    with pytest.raises((ndpy.CanceledError, ndpy.DeviceRemovedError)):
+        armed.result(WAIT_S)
+    with pytest.raises(ndpy.ClosedError):
+        scene.queue.poll()
+    adapter.close()
 
 
 # ---- a queue pair ----
@@ -118,89 +115,73 @@ def test_the_removal_of_the_device_at_any_point_of_a_close_does_not_stop_it(fake
 
 @pytest.mark.parametrize("connected", [False, True])
 @pytest.mark.parametrize("use", ["completion", "receive", "send", "flush", "poll", "wait", "disconnect", "close"])
-def test_using_a_queue_pair_at_any_point_of_its_close_loses_nothing(fake, points, use, connected):
+@at_each_point(least=8)
+def test_using_a_queue_pair_at_any_point_of_its_close_loses_nothing(fake, adapter, points, use, connected, chosen):
     """Each posted request completes once, with any status. A post after the close is refused."""
-    fake.have_address()
-    adapter = fake.open()
+    scene = Queue(fake, adapter, receives=4)
+    queue_pair = scene.queue_pair
+    posted = [4]
+    connector = None
+    if connected:
+        connector = adapter.connect(queue_pair, ("127.0.0.1", 4000), timeout_s=WAIT_S)
+    taken = []
 
-    def run(chosen: int) -> bool:
-        scene = Queue(fake, adapter, receives=4)
-        queue_pair = scene.queue_pair
-        posted = [4]
-        connector = None
-        if connected:
-            connector = adapter.connect(queue_pair, ("127.0.0.1", 4000), timeout_s=WAIT_S)
-        taken = []
+    def post(call) -> None:
+        call()
+        posted[0] += 1
 
-        def post(call) -> None:
-            call()
-            posted[0] += 1
-
-        def disconnect() -> None:
-            if connector is not None:
-                gone(connector.begin_disconnect)
-
-        calls = {
-            "completion": lambda: fake.complete(queue_pair),
-            "receive": lambda: post(lambda: queue_pair.receive([], context=4)),
-            "send": lambda: post(lambda: queue_pair.send([], context=4)) if connected else None,
-            "flush": queue_pair.flush,
-            "poll": lambda: taken.append(scene.queue.poll()),
-            "wait": lambda: taken.append(scene.queue.wait(WAIT_S)),
-            "disconnect": disconnect,
-            "close": queue_pair.close,
-        }
-        assert closing(points, chosen, queue_pair, lambda: points.elsewhere(lambda: gone(calls[use]))) is None
-        points.stop()
-        assert queue_pair.closed
-        scene.arrived = posted[0]
-        scene.check(*taken)
+    def disconnect() -> None:
         if connector is not None:
-            assert connector.state == "disconnected"
-            connector.close()
-        scene.queue.close()
-        return points.reached
+            gone(connector.begin_disconnect)
 
-    walk(run, points, 8)
+    calls = {
+        "completion": lambda: fake.complete(queue_pair),
+        "receive": lambda: post(lambda: queue_pair.receive([], context=4)),
+        "send": lambda: post(lambda: queue_pair.send([], context=4)) if connected else None,
+        "flush": queue_pair.flush,
+        "poll": lambda: taken.append(scene.queue.poll()),
+        "wait": lambda: taken.append(scene.queue.wait(WAIT_S)),
+        "disconnect": disconnect,
+        "close": queue_pair.close,
+    }
+    assert closing(points, chosen, queue_pair, lambda: points.elsewhere(lambda: gone(calls[use]))) is None
+    points.stop()
+    assert queue_pair.closed
+    scene.arrived = posted[0]
+    scene.check(*taken)
+    if connector is not None:
+        assert connector.state == "disconnected"
+        connector.close()
+    scene.queue.close()
+
+
+@at_each_point(least=8)
+def test_the_removal_of_the_device_at_any_point_of_the_close_of_a_queue_pair_does_not_stop_it(fake, points, chosen):
+    adapter = fake.open()
+    scene = Queue(fake, adapter, receives=4)
+
+    def remove() -> None:
+        fake.remove(adapter)
+        points.elsewhere(lambda: wait_until(lambda: adapter._defunct, "the adapter knows"))
+
+    assert closing(points, chosen, scene.queue_pair, remove) is None
+    points.stop()
+    scene.queue.close()
     adapter.close()
 
 
-def test_the_removal_of_the_device_at_any_point_of_the_close_of_a_queue_pair_does_not_stop_it(fake, points):
-    def run(chosen: int) -> bool:
-        adapter = fake.open()
-        scene = Queue(fake, adapter, receives=4)
-
-        def remove() -> None:
-            fake.remove(adapter)
-            points.elsewhere(lambda: wait_until(lambda: adapter._defunct, "the adapter knows"))
-
-        assert closing(points, chosen, scene.queue_pair, remove) is None
-        points.stop()
-        scene.queue.close()
-        adapter.close()
-        return points.reached
-
-    walk(run, points, 8)
-
-
 @pytest.mark.parametrize("kind", ["IBV_EVENT_QP_FATAL", "IBV_EVENT_COMM_EST"])
-def test_an_event_of_a_queue_pair_at_any_point_of_its_close_finds_no_freed_memory(fake, adapter, points, kind):
-    from ndpy.platforms.verbs.native_calls import lib
-
-    def run(chosen: int) -> bool:
-        scene = Queue(fake, adapter, receives=4)
-        event = getattr(lib, kind)
-        assert (
-            closing(points, chosen, scene.queue_pair, lambda: fake.device_event(adapter, event, scene.queue_pair))
-            is None
-        )
-        points.stop()
-        scene.arrived = 4
-        scene.check()
-        scene.queue.close()
-        return points.reached
-
-    walk(run, points, 8)
+@at_each_point(least=8)
+def test_an_event_of_a_queue_pair_at_any_point_of_its_close_finds_no_freed_memory(fake, adapter, points, kind, chosen):
+    scene = Queue(fake, adapter, receives=4)
+    event = getattr(lib, kind)
+    assert (
+        closing(points, chosen, scene.queue_pair, lambda: fake.device_event(adapter, event, scene.queue_pair)) is None
+    )
+    points.stop()
+    scene.arrived = 4
+    scene.check()
+    scene.queue.close()
 
 
 # ---- a close() that fails ----
@@ -219,8 +200,7 @@ def test_a_close_of_a_queue_that_fails_leaves_it_usable(fake, adapter):
     armed = scene.queue.arm()
     scene.arrive()
     armed.result(WAIT_S)
-    scene.check()
-    scene.close()
+    scene.check_and_close()
 
 
 @pytest.mark.parametrize("removed", ["before", "meanwhile"])
@@ -270,5 +250,4 @@ def test_a_close_that_a_waiting_thread_holds_up_loses_nothing(fake, adapter, mon
     scene.queue_pair.receive([], context=0)
     scene.arrive()
     armed.result(WAIT_S)
-    scene.check()
-    scene.close()
+    scene.check_and_close()

@@ -8,7 +8,7 @@ once, and everything can be closed once.
 from __future__ import annotations
 
 import pytest
-from racing import DEADLINE_S, Elsewhere, Queue, wait_until, walk
+from racing import DEADLINE_S, Elsewhere, Queue, at_each_point, wait_until, walk
 
 import ndpy
 from ndpy.platforms.verbs.native_calls import lib
@@ -135,112 +135,101 @@ def test_what_comes_at_any_point_of_connect_ends_it_or_does_not_matter(fake, poi
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("event", ["cancel", "close connector", "close queue pair"])
-def test_an_attempt_that_is_given_up_at_any_point_ends_once(fake, points, transport, event, role):
+@at_each_point(least=3)
+def test_an_attempt_that_is_given_up_at_any_point_ends_once(fake, points, transport, event, role, chosen):
     """The server does not answer, so only the adapter's thread has anything to do."""
     fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_CONNECT_RESPONSE | 1 << lib.RDMA_CM_EVENT_ESTABLISHED
+    scene = Scene(fake, points)
+    begun = []
 
-    def run(chosen: int) -> bool:
-        scene = Scene(fake, points)
-        begun = []
+    def cancel() -> None:
+        wait_until(lambda: begun, "it has begun")
+        begun[0].cancel()
 
-        def cancel() -> None:
-            wait_until(lambda: begun, "it has begun")
-            begun[0].cancel()
-
-        def give_up() -> None:
-            if event == "cancel":
-                points.elsewhere(cancel)
-            else:
-                scene.come(event)
-
-        def connect():
-            begun.append(scene.count(scene.connector.begin_connect(scene.queue_pair, SERVER)))
-            if role != "caller":
-                wait_until(lambda: points.reached or points.sleeps, "the adapter's thread rests")
-            if not points.reached:
-                cancel()
-            return begun[0].result(WAIT_S)
-
-        caller = Elsewhere(connect)
-        points.watch(caller.thread if role == "caller" else scene.adapter._events._thread, chosen, give_up)
-        result = caller.start().outcome()
-        points.stop()
-        assert isinstance(result, (ndpy.CanceledError, ndpy.ClosedError)), result
-        scene.close()
-        return points.reached
-
-    walk(run, points, 3)
-
-
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("event", EVENTS + MEANWHILE)
-def test_what_comes_at_any_point_of_accept_ends_it_or_does_not_matter(fake, points, transport, event, role):
-    def run(chosen: int) -> bool:
-        scene = Scene(fake, points)
-        listener = scene.adapter.listen(("127.0.0.1", 0))
-        fake.request(listener)
-        scene.connector.close()
-        scene.connector = listener.get_request(WAIT_S)
-
-        def accept() -> None:
-            scene.count(scene.connector.begin_accept(scene.queue_pair)).result(WAIT_S)
-
-        result = scene.watch(role, chosen, event, accept)
-        state = scene.connector.state
-        assert not isinstance(result, ndpy.TimeoutError) or event in ("UNREACHABLE",), result
-        if not points.reached or event in ("TIMEWAIT_EXIT", "port", "ADDR_ERROR", "ROUTE_ERROR"):
-            assert (result, state) == (None, "established")
-        elif result is None:
-            assert state in ("established", "disconnected")
-        listener.close()
-        scene.close()
-        return points.reached
-
-    walk(run, points, 2)
-
-
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("event", EVENTS + MEANWHILE)
-def test_what_comes_at_any_point_of_disconnect_does_not_keep_it_from_ending(fake, points, transport, event, role):
-    def run(chosen: int) -> bool:
-        scene = Scene(fake, points)
-        scene.connector.connect(scene.queue_pair, SERVER, timeout_s=WAIT_S)
-        scene.connector.complete_connect(WAIT_S)
-        watching = scene.count(scene.connector.begin_wait_disconnected())
-
-        def disconnect() -> None:
-            scene.count(scene.connector.begin_disconnect()).result(WAIT_S)
-
-        result = scene.watch(role, chosen, event, disconnect)
-        if event in EVENTS or event in ("flush", "port", "failure") or not points.reached:
-            assert (result, scene.connector.state) == (None, "disconnected")
-            assert watching.result(WAIT_S) is None
+    def give_up() -> None:
+        if event == "cancel":
+            points.elsewhere(cancel)
         else:
-            allowed = (ndpy.CanceledError, ndpy.ClosedError, ndpy.DeviceRemovedError)
-            # Another thread may have been first.
-            allowed += (ndpy.NotConnectedError,) if event == "disconnect" else ()
-            assert result is None or isinstance(result, allowed), result
-        scene.close()
-        return points.reached
+            scene.come(event)
 
-    walk(run, points, 2)
+    def connect():
+        begun.append(scene.count(scene.connector.begin_connect(scene.queue_pair, SERVER)))
+        if role != "caller":
+            wait_until(lambda: points.reached or points.sleeps, "the adapter's thread rests")
+        if not points.reached:
+            cancel()
+        return begun[0].result(WAIT_S)
+
+    caller = Elsewhere(connect)
+    points.watch(caller.thread if role == "caller" else scene.adapter._events._thread, chosen, give_up)
+    result = caller.start().outcome()
+    points.stop()
+    assert isinstance(result, (ndpy.CanceledError, ndpy.ClosedError)), result
+    scene.close()
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("event", EVENTS + MEANWHILE)
+@at_each_point(least=2)
+def test_what_comes_at_any_point_of_accept_ends_it_or_does_not_matter(fake, points, transport, event, role, chosen):
+    scene = Scene(fake, points)
+    listener = scene.adapter.listen(("127.0.0.1", 0))
+    fake.request(listener)
+    scene.connector.close()
+    scene.connector = listener.get_request(WAIT_S)
+
+    def accept() -> None:
+        scene.count(scene.connector.begin_accept(scene.queue_pair)).result(WAIT_S)
+
+    result = scene.watch(role, chosen, event, accept)
+    state = scene.connector.state
+    assert not isinstance(result, ndpy.TimeoutError) or event in ("UNREACHABLE",), result
+    if not points.reached or event in ("TIMEWAIT_EXIT", "port", "ADDR_ERROR", "ROUTE_ERROR"):
+        assert (result, state) == (None, "established")
+    elif result is None:
+        assert state in ("established", "disconnected")
+    listener.close()
+    scene.close()
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("event", EVENTS + MEANWHILE)
+@at_each_point(least=2)
+def test_what_comes_at_any_point_of_disconnect_does_not_keep_it_from_ending(
+    fake, points, transport, event, role, chosen
+):
+    scene = Scene(fake, points)
+    scene.connector.connect(scene.queue_pair, SERVER, timeout_s=WAIT_S)
+    scene.connector.complete_connect(WAIT_S)
+    watching = scene.count(scene.connector.begin_wait_disconnected())
+
+    def disconnect() -> None:
+        scene.count(scene.connector.begin_disconnect()).result(WAIT_S)
+
+    result = scene.watch(role, chosen, event, disconnect)
+    if event in EVENTS or event in ("flush", "port", "failure") or not points.reached:
+        assert (result, scene.connector.state) == (None, "disconnected")
+        assert watching.result(WAIT_S) is None
+    else:
+        allowed = (ndpy.CanceledError, ndpy.ClosedError, ndpy.DeviceRemovedError)
+        # Another thread may have been first.
+        allowed += (ndpy.NotConnectedError,) if event == "disconnect" else ()
+        assert result is None or isinstance(result, allowed), result
+    scene.close()
 
 
 @pytest.mark.parametrize("event", MEANWHILE[:4])
-def test_the_peers_leaving_is_handled_whatever_else_comes(fake, points, transport, event):
-    def run(chosen: int) -> bool:
-        scene = Scene(fake, points)
-        scene.connector.connect(scene.queue_pair, SERVER, timeout_s=WAIT_S)
-        scene.connector.complete_connect(WAIT_S)
-        watching = scene.count(scene.connector.begin_wait_disconnected())
+@at_each_point(least=8)
+def test_the_peers_leaving_is_handled_whatever_else_comes(fake, points, transport, event, chosen):
+    scene = Scene(fake, points)
+    scene.connector.connect(scene.queue_pair, SERVER, timeout_s=WAIT_S)
+    scene.connector.complete_connect(WAIT_S)
+    watching = scene.count(scene.connector.begin_wait_disconnected())
 
-        def leave():
-            fake.connection_event(scene.connector, lib.RDMA_CM_EVENT_DISCONNECTED)
-            return watching.result(WAIT_S)
+    def leave():
+        fake.connection_event(scene.connector, lib.RDMA_CM_EVENT_DISCONNECTED)
+        return watching.result(WAIT_S)
 
-        result = scene.watch("adapter's thread", chosen, event, leave)
-        assert result is None or isinstance(result, (ndpy.CanceledError, ndpy.ClosedError)), result
-        scene.close()
-        return points.reached
-
-    walk(run, points, 8)
+    result = scene.watch("adapter's thread", chosen, event, leave)
+    assert result is None or isinstance(result, (ndpy.CanceledError, ndpy.ClosedError)), result
+    scene.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from racing import DEADLINE_S, Elsewhere, wait_until, walk
+from racing import DEADLINE_S, Elsewhere, at_each_point, wait_until
 
 import ndpy
 from ndpy.platforms.verbs.native_calls import lib
@@ -78,21 +78,18 @@ def _address(fake):
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("event", [*EVENTS, "removal", "cancel", "close"])
 @pytest.mark.parametrize("kind", BEGIN)
-def test_what_comes_at_any_point_ends_it_or_does_not_matter(fake, points, kind, event, role):
-    def run(chosen: int) -> bool:
-        scene = Scene(fake, points)
-        caller = Elsewhere(lambda: scene.begin(kind).result(WAIT_S))
-        thread = caller.thread if role == "caller" else scene.adapter._events._thread
-        points.watch(thread, chosen, lambda: scene.come(event))
-        result = caller.start().outcome()
-        points.stop()
-        assert not isinstance(result, ndpy.TimeoutError) or result.native == 110, result
-        if not points.reached or event in ("TIMEWAIT_EXIT", "ADDR_CHANGE"):
-            assert isinstance(result, (ndpy.Destination, ndpy.MulticastGroup)), result
-        scene.close()
-        return points.reached
-
-    walk(run, points, 3)
+@at_each_point(least=3)
+def test_what_comes_at_any_point_ends_it_or_does_not_matter(fake, points, kind, event, role, chosen):
+    scene = Scene(fake, points)
+    caller = Elsewhere(lambda: scene.begin(kind).result(WAIT_S))
+    thread = caller.thread if role == "caller" else scene.adapter._events._thread
+    points.watch(thread, chosen, lambda: scene.come(event))
+    result = caller.start().outcome()
+    points.stop()
+    assert not isinstance(result, ndpy.TimeoutError) or result.native == 110, result
+    if not points.reached or event in ("TIMEWAIT_EXIT", "ADDR_CHANGE"):
+        assert isinstance(result, (ndpy.Destination, ndpy.MulticastGroup)), result
+    scene.close()
 
 
 @pytest.mark.parametrize("event", ["removal", "cancel", "close"])
@@ -133,24 +130,21 @@ def test_a_result_that_is_on_its_way_is_not_cancelled(fake, points, monkeypatch)
 
 
 @pytest.mark.parametrize("role", ["closer", "adapter's thread"])
-def test_a_request_at_any_point_of_the_close_of_its_listener_is_freed(fake, points, role):
-    def run(chosen: int) -> bool:
-        scene = Scene(fake, points)
-        listener = scene.adapter.listen_for_datagrams(scene.queue_pair, ("127.0.0.1", 0))
-        if role == "closer":
-            closer = Elsewhere(listener.close)
-            points.watch(closer.thread, chosen, lambda: fake._library.fake_connection_request(listener._serial, 0))
-            closer.start().outcome()
-        else:
-            points.watch(scene.adapter._events._thread, chosen, lambda: points.elsewhere(listener.close) and None)
-            fake.request(listener)
-            wait_until(lambda: listener.answered or points.reached, "the answer")
-        points.stop()
-        listener.close()
-        scene.close()
-        return points.reached
-
-    walk(run, points, 2)
+@at_each_point(least=2)
+def test_a_request_at_any_point_of_the_close_of_its_listener_is_freed(fake, points, role, chosen):
+    scene = Scene(fake, points)
+    listener = scene.adapter.listen_for_datagrams(scene.queue_pair, ("127.0.0.1", 0))
+    if role == "closer":
+        closer = Elsewhere(listener.close)
+        points.watch(closer.thread, chosen, lambda: fake._library.fake_connection_request(listener._serial, 0))
+        closer.start().outcome()
+    else:
+        points.watch(scene.adapter._events._thread, chosen, lambda: points.elsewhere(listener.close) and None)
+        fake.request(listener)
+        wait_until(lambda: listener.answered or points.reached, "the answer")
+    points.stop()
+    listener.close()
+    scene.close()
 
 
 def test_requests_of_another_device_are_not_answered(fake, points):
