@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ndpy.vocabulary.addresses import plain_address
@@ -21,8 +21,67 @@ _LINK_LAYERS = ("Ethernet", "InfiniBand", "unknown")
 _STATES = ("active", "down", "init", "armed", "unknown")
 # A name ends up in commands that a person may copy.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}")
+_SPEED = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ./()-]{0,39}")
 _MOST_ADDRESSES = 64
 _LARGEST_MTU = 1 << 17
+
+
+# ---- reading what another machine says: a value other than None, its name for the error, and what is allowed ----
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is a text")
+    return value
+
+
+def _matching(value: Any, name: str, allowed: re.Pattern[str]) -> str | None:
+    return value if allowed.fullmatch(_text(value, name)) else None
+
+
+def _one_of(value: Any, name: str, allowed: tuple[str, ...]) -> str | None:
+    return value if _text(value, name) in allowed else None
+
+
+def _address(value: Any, name: str = "") -> str | None:
+    """An IP address, without the scope of its machine."""
+    if not isinstance(value, str) or len(value) > 64:
+        return None
+    try:
+        return str(plain_address(value))
+    except ValueError:
+        return None
+
+
+def _addresses(value: Any, name: str) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or len(value) > _MOST_ADDRESSES:
+        raise ValueError(f"{name} is a list of at most {_MOST_ADDRESSES}")
+    return tuple(filter(None, map(_address, value)))
+
+
+def _integer(value: Any, name: str, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{name} is an integer from {low} to {high}")
+    return value
+
+
+def _boolean(value: Any, name: str) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{name} is true or false")
+    return value
+
+
+def _priorities(value: Any, name: str) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)) or len(value) > PRIORITIES:
+        raise ValueError(f"{name} is a list of at most {PRIORITIES} priorities")
+    if any(type(entry) is not int or not 0 <= entry < PRIORITIES for entry in value):
+        raise ValueError(f"a priority is an integer from 0 to {PRIORITIES - 1}")
+    return tuple(sorted(set(value)))
+
+
+def _read_by(read: Callable[..., Any], *allowed: Any, **options: Any) -> Any:
+    """A field that from_dict() reads by this function. It is None by default."""
+    return dataclasses.field(**{"default": None, **options}, metadata={"read": (read, allowed)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,28 +110,28 @@ class LinkDescription:
         traffic_class: the TOS byte that librdmacm gives connections unless the program sets another one.
     """
 
-    adapter: str
-    transport: str
-    addresses: tuple[str, ...] = ()
-    port: int | None = None
-    port_state: str | None = None
-    link_layer: str | None = None
-    speed: str | None = None
-    netdev: str | None = None
-    link_mtu: int | None = None
-    physical: str | None = None
-    physical_mtu: int | None = None
-    rdma_mtu: int | None = None
-    gid: str | None = None
-    gid_index: int | None = None
-    gid_type: str | None = None
-    vlan: int | None = None
-    pfc: tuple[int, ...] | None = None
-    pause_receive: bool | None = None
-    pause_send: bool | None = None
-    ecn_notification: tuple[int, ...] | None = None
-    ecn_reaction: tuple[int, ...] | None = None
-    traffic_class: int | None = None
+    adapter: str = dataclasses.field(metadata={"read": (_matching, (_NAME,))})
+    transport: str = dataclasses.field(metadata={"read": (_one_of, (_TRANSPORTS,))})
+    addresses: tuple[str, ...] = _read_by(_addresses, default=())
+    port: int | None = _read_by(_integer, 1, 255)
+    port_state: str | None = _read_by(_one_of, _STATES)
+    link_layer: str | None = _read_by(_one_of, _LINK_LAYERS)
+    speed: str | None = _read_by(_matching, _SPEED)
+    netdev: str | None = _read_by(_matching, _NAME)
+    link_mtu: int | None = _read_by(_integer, 0, _LARGEST_MTU)
+    physical: str | None = _read_by(_matching, _NAME)
+    physical_mtu: int | None = _read_by(_integer, 0, _LARGEST_MTU)
+    rdma_mtu: int | None = _read_by(_integer, 0, _LARGEST_MTU)
+    gid: str | None = _read_by(_address)
+    gid_index: int | None = _read_by(_integer, 0, 1 << 16)
+    gid_type: str | None = _read_by(_one_of, _GID_TYPES)
+    vlan: int | None = _read_by(_integer, 0, 4094)
+    pfc: tuple[int, ...] | None = _read_by(_priorities)
+    pause_receive: bool | None = _read_by(_boolean)
+    pause_send: bool | None = _read_by(_boolean)
+    ecn_notification: tuple[int, ...] | None = _read_by(_priorities)
+    ecn_reaction: tuple[int, ...] | None = _read_by(_priorities)
+    traffic_class: int | None = _read_by(_integer, 0, 255)
 
     @property
     def has_path_mtu(self) -> bool:
@@ -95,92 +154,19 @@ class LinkDescription:
         unknown = sorted(str(name) for name in set(values) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
             raise ValueError(f"a description of a link has no {unknown[0][:40]!r}")
-        addresses = values.get("addresses", ())
-        if not isinstance(addresses, (list, tuple)) or len(addresses) > _MOST_ADDRESSES:
-            raise ValueError(f"addresses is a list of at most {_MOST_ADDRESSES}")
-        found = [address for address in map(_address, addresses) if address is not None]
-        return cls(
-            adapter=_matching(values, "adapter", _NAME) or "its adapter",
-            transport=_one_of(values, "transport", _TRANSPORTS) or "unknown",
-            addresses=tuple(found),
-            port=_integer(values, "port", 1, 255),
-            port_state=_one_of(values, "port_state", _STATES),
-            link_layer=_one_of(values, "link_layer", _LINK_LAYERS),
-            speed=_matching(values, "speed", re.compile(r"[A-Za-z0-9][A-Za-z0-9 ./()-]{0,39}")),
-            netdev=_matching(values, "netdev", _NAME),
-            link_mtu=_integer(values, "link_mtu", 0, _LARGEST_MTU),
-            physical=_matching(values, "physical", _NAME),
-            physical_mtu=_integer(values, "physical_mtu", 0, _LARGEST_MTU),
-            rdma_mtu=_integer(values, "rdma_mtu", 0, _LARGEST_MTU),
-            gid=_address(values.get("gid")),
-            gid_index=_integer(values, "gid_index", 0, 1 << 16),
-            gid_type=_one_of(values, "gid_type", _GID_TYPES),
-            vlan=_integer(values, "vlan", 0, 4094),
-            pfc=_priorities(values, "pfc"),
-            pause_receive=_boolean(values, "pause_receive"),
-            pause_send=_boolean(values, "pause_send"),
-            ecn_notification=_priorities(values, "ecn_notification"),
-            ecn_reaction=_priorities(values, "ecn_reaction"),
-            traffic_class=_integer(values, "traffic_class", 0, 255),
-        )
+        found: dict[str, Any] = {"adapter": None, "transport": None}
+        for field in dataclasses.fields(cls):
+            value = values.get(field.name, field.default)
+            if value is not field.default:
+                read, allowed = field.metadata["read"]
+                found[field.name] = read(value, field.name, *allowed)
+        found["adapter"] = found["adapter"] or "its adapter"
+        found["transport"] = found["transport"] or "unknown"
+        return cls(**found)
 
 
 def has_path_mtu(transport: str) -> bool:
     return not Quirk.IWARP_NO_PATH_MTU.value.is_of("", transport)
-
-
-def _text(values: Mapping[str, Any], name: str) -> str | None:
-    value = values.get(name)
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{name} is a text")
-    return value
-
-
-def _matching(values: Mapping[str, Any], name: str, allowed: re.Pattern[str]) -> str | None:
-    value = _text(values, name)
-    return value if value is not None and allowed.fullmatch(value) else None
-
-
-def _one_of(values: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> str | None:
-    value = _text(values, name)
-    return value if value in allowed else None
-
-
-def _address(value: Any) -> str | None:
-    """An IP address, without the scope of its machine."""
-    if not isinstance(value, str) or len(value) > 64:
-        return None
-    try:
-        return str(plain_address(value))
-    except ValueError:
-        return None
-
-
-def _integer(values: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
-    value = values.get(name)
-    if value is None:
-        return None
-    if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{name} is an integer from {low} to {high}")
-    return value
-
-
-def _boolean(values: Mapping[str, Any], name: str) -> bool | None:
-    value = values.get(name)
-    if value is not None and type(value) is not bool:
-        raise ValueError(f"{name} is true or false")
-    return value
-
-
-def _priorities(values: Mapping[str, Any], name: str) -> tuple[int, ...] | None:
-    value = values.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, (list, tuple)) or len(value) > PRIORITIES:
-        raise ValueError(f"{name} is a list of at most {PRIORITIES} priorities")
-    if any(type(entry) is not int or not 0 <= entry < PRIORITIES for entry in value):
-        raise ValueError(f"a priority is an integer from 0 to {PRIORITIES - 1}")
-    return tuple(sorted(set(value)))
 
 
 def plain_description(info: AdapterInfo, port: PortInfo | None, gid: Gid | None) -> LinkDescription:
