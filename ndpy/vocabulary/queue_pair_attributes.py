@@ -244,14 +244,9 @@ _ANY = frozenset[str]()
 _CONNECTED = frozenset({"access", "alternate_path", "path_migration"})
 # Of a queue that is drained.
 _DRAINED = _CONNECTED | {"port", "path", "pkey_index"}
-_RC_DRAINED = {
-    "inbound_read_limit",
-    "outbound_read_limit",
-    "min_rnr_timer",
-    "ack_timeout",
-    "retry_count",
-    "rnr_retry_count",
-}
+_OF_RESPONDERS = frozenset({"inbound_read_limit", "min_rnr_timer"})
+_OF_REQUESTERS = frozenset({"outbound_read_limit", "retry_count", "rnr_retry_count"})
+_OF_RELIABLE = _OF_RESPONDERS | _OF_REQUESTERS | {"ack_timeout"}
 
 Change = tuple[QueuePairState, QueuePairState]
 
@@ -268,11 +263,9 @@ _RC = {
     ),
     (_RTS, _RTS): (_ANY, _CONNECTED | {"min_rnr_timer", "rate_limit", "current_state"}),
     (_RTS, _SQD): (_ANY, frozenset({"notify_drained"})),
-    (_SQD, _SQD): (_ANY, _DRAINED | _RC_DRAINED),
+    (_SQD, _SQD): (_ANY, _DRAINED | _OF_RELIABLE),
     (_SQD, _RTS): (_ANY, _CONNECTED | {"min_rnr_timer", "rate_limit", "current_state"}),
 }
-_OF_RESPONDERS = frozenset({"inbound_read_limit", "min_rnr_timer"})
-_OF_REQUESTERS = frozenset({"outbound_read_limit", "retry_count", "rnr_retry_count", "rate_limit"})
 
 
 def _without(names: frozenset[str]) -> dict[Change, tuple[frozenset[str], frozenset[str]]]:
@@ -284,21 +277,8 @@ def _without(names: frozenset[str]) -> dict[Change, tuple[frozenset[str], frozen
 CHANGES: Mapping[QueuePairType, Mapping[Change, tuple[frozenset[str], frozenset[str]]]] = {
     QueuePairType.RC: _RC,
     QueuePairType.XRC_SEND: _without(_OF_RESPONDERS),
-    QueuePairType.XRC_RECV: _without(_OF_REQUESTERS),
-    QueuePairType.UC: {
-        (_RESET, _INIT): (frozenset({"port", "pkey_index", "access"}), _ANY),
-        (_INIT, _INIT): (_ANY, frozenset({"port", "pkey_index", "access"})),
-        (_INIT, _RTR): (
-            frozenset({"path", "path_mtu", "remote_number", "receive_psn"}),
-            frozenset({"pkey_index", "access", "alternate_path"}),
-        ),
-        (_RTR, _RTS): (frozenset({"send_psn"}), _CONNECTED | {"rate_limit", "current_state"}),
-        (_RTS, _RTS): (_ANY, _CONNECTED | {"rate_limit", "current_state"}),
-        (_RTS, _SQD): (_ANY, frozenset({"notify_drained"})),
-        (_SQD, _SQD): (_ANY, _DRAINED),
-        (_SQD, _RTS): (_ANY, _CONNECTED | {"rate_limit", "current_state"}),
-        (_SQE, _RTS): (_ANY, frozenset({"access", "current_state"})),
-    },
+    QueuePairType.XRC_RECV: _without(_OF_REQUESTERS | {"rate_limit"}),
+    QueuePairType.UC: {**_without(_OF_RELIABLE), (_SQE, _RTS): (_ANY, frozenset({"access", "current_state"}))},
     QueuePairType.UD: {
         (_RESET, _INIT): (frozenset({"port", "pkey_index", "qkey"}), _ANY),
         (_INIT, _INIT): (_ANY, frozenset({"port", "pkey_index", "qkey"})),
