@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -39,6 +40,11 @@ def _size(text: str) -> int:
     return size
 
 
+def _count(name: str, help: str, most: int | None = None, *, least: int = 1, **more: Any) -> Callable[[Any], Any]:
+    """An option that takes a number from `least` to `most`."""
+    return click.option(name, help=help, type=click.IntRange(least, most), **{"metavar": "N", **more})
+
+
 @click.command(short_help="Measure latency, bandwidth and message rate between two processes or machines.")
 @click.argument("words", nargs=-1, metavar="[TEST] [ADAPTER]")
 @click.option("--peer", "peer_host", metavar="HOST[:PORT]", help="Measure against `ndpy perf --serve` on HOST.")
@@ -51,61 +57,42 @@ def _size(text: str) -> int:
     help="Size of a message, such as 64K. May be given several times. Default: 2 for latency, 64K for bandwidth.",
 )
 @click.option("--all", "all_sizes", is_flag=True, help="All powers of two from 1 byte to 8 MiB.")
-@click.option(
-    "--iterations",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Messages of each size over each queue pair. Default: 1000, and 5000 for write_bw.",
-)
+@_count("--iterations", "Messages of each size over each queue pair. Default: 1000, and 5000 for write_bw.")
 @click.option(
     "--duration",
     type=Number(0.01, 86400),
     metavar="SECONDS",
     help="Measure each size for so long, instead of a number of messages.",
 )
-@click.option(
-    "--warm-up",
-    type=click.IntRange(0),
-    default=100,
-    show_default=True,
-    metavar="N",
-    help="Messages of each size before the clock starts.",
-)
-@click.option(
+@_count("--warm-up", "Messages of each size before the clock starts.", least=0, default=100, show_default=True)
+@_count(
     "--depth",
-    type=click.IntRange(1, MAX_DEPTH),
-    metavar="N",
-    help=f"Bandwidth: how many messages of a queue pair are outstanding. Default: {DEFAULT_DEPTH}.",
+    f"Bandwidth: how many messages of a queue pair are outstanding. Default: {DEFAULT_DEPTH}.",
+    MAX_DEPTH,
 )
-@click.option(
+@_count(
     "--batch",
-    type=click.IntRange(1, MAX_DEPTH),
-    metavar="N",
-    help="Bandwidth: post lists of N messages. Each list has one completion. Default: 1, without lists.",
+    "Bandwidth: post lists of N messages. Each list has one completion. Default: 1, without lists.",
+    MAX_DEPTH,
 )
-@click.option(
+@_count(
     "--cq-mod",
-    type=click.IntRange(1, MAX_DEPTH),
-    metavar="N",
-    help=f"Bandwidth: one completion for N messages. Default: a quarter of the depth, at most {COMPLETE_EVERY}.",
+    f"Bandwidth: one completion for N messages. Default: a quarter of the depth, at most {COMPLETE_EVERY}.",
+    MAX_DEPTH,
 )
-@click.option(
-    "--queue-pairs",
-    type=click.IntRange(1, MAX_QUEUE_PAIRS),
-    metavar="N",
-    help="Bandwidth: number of queue pairs. Default: 1.",
-)
+@_count("--queue-pairs", "Bandwidth: number of queue pairs. Default: 1.", MAX_QUEUE_PAIRS)
 @click.option(
     "--bidirectional", is_flag=True, help="Bandwidth: both sides send at the same time. The figures are the sum."
 )
 @click.option("--events", is_flag=True, help="Sleep until completions come, instead of polling.")
-@click.option(
+@_count(
     "--inline",
-    type=click.IntRange(0, MAX_DEPTH),
+    "Send messages up to this size inline.",
+    MAX_DEPTH,
+    least=0,
     default=0,
     show_default=True,
     metavar="BYTES",
-    help="Send messages up to this size inline.",
 )
 @click.option("--histogram", is_flag=True, help="Latency: print a histogram of each size.")
 @source_options

@@ -43,11 +43,6 @@ class Distribution:
         """How many times there are."""
         return sum(self._counts.values())
 
-    @property
-    def total_us(self) -> float:
-        """The sum of all times, not divided by the divisor."""
-        return sum(time * count for time, count in self._counts.items()) / 1000
-
     def _ascending(self) -> list[tuple[int, int]]:
         if self._sorted is None:
             self._sorted = sorted(self._counts.items())
