@@ -17,7 +17,15 @@ from typing import Any, TypeVar
 import click
 
 import ndpy
-from ndpy.tools.cli.channel import WAKE_S, Arguments, BadRequest, connect_with_secret
+from ndpy.tools.cli.channel import (
+    WAKE_S,
+    Arguments,
+    BadRequest,
+    Channel,
+    ChannelClosed,
+    ChannelError,
+    connect_with_secret,
+)
 from ndpy.tools.cli.numbers import Number
 from ndpy.tools.cli.peers import nearest_first, parse_address
 from ndpy.tools.cli.sources import open_from
@@ -26,6 +34,9 @@ from ndpy.vocabulary.addresses import is_wildcard, listening_addresses, numeric_
 #: Serves one client, whose control connection this is, until it leaves. Returns how it ended.
 ServeClient = Callable[[ndpy.Adapter, socket.socket], str]
 F = TypeVar("F", bound=Callable[..., Any])
+Answer = dict[str, Any]
+SEND_LIMIT_S = 30.0
+HELLO_LIMIT_S = 10.0
 _TRIES = 16
 # One of several addresses may not be usable yet, or may have gone, or its family is switched off.
 _UNUSABLE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -82,9 +93,65 @@ def begin() -> None:
     signal.signal(signal.SIGTERM, _terminated)
 
 
+class Session:
+    """One client, and what it can make this process do: the commands in the table of a derived class, no others."""
+
+    #: A client that is dropped for one of these is told so.
+    told: tuple[type[Exception], ...] = (BadRequest,)
+    #: What refuses a request. The client gets the name and the text.
+    refusals: tuple[type[Exception], ...] = (ndpy.NdpyError, OSError)
+
+    def __init__(self, adapter: ndpy.Adapter, commands: dict[str, Callable[[Arguments], Answer | None]]) -> None:
+        self._adapter = adapter
+        self._commands = commands
+
+    @property
+    def limit_s(self) -> float:
+        """How long the client may be silent."""
+        raise NotImplementedError
+
+    def close(self) -> object:
+        """Close everything that the client created."""
+        raise NotImplementedError
+
+    def why(self, error: Exception) -> str:
+        """The text of a refusal."""
+        return str(error)
+
+    def answer(self, request: Answer) -> Answer | None:
+        """Carry out a request and return the answer, which may be a refusal. None if it needs none. Raises BadRequest."""
+        arguments = Arguments(request)
+        name = arguments.text("command", 32)
+        command = self._commands.get(name)
+        if command is None:
+            raise BadRequest(f"there is no command {name!r}")
+        try:
+            return command(arguments)
+        except self.refusals as error:
+            return {"error": type(error).__name__, "text": self.why(error)}
+
+    def serve(self, channel: Channel) -> str:
+        """Serve the client until it leaves. Returns how it ended."""
+        try:
+            while True:
+                answer = self.answer(channel.receive(self.limit_s))
+                if answer is not None:
+                    channel.send(answer, SEND_LIMIT_S)
+        except ChannelClosed:
+            return "left"
+        except (BadRequest, ChannelError) as error:
+            with contextlib.suppress(ChannelError):
+                if isinstance(error, self.told):
+                    channel.send({"error": type(error).__name__, "text": str(error)}, 1.0)
+            return f"dropped: {error}"
+        finally:
+            self.close()
+            channel.close()
+
+
 def answer_hello(
     command: str, protocol: int, adapter: ndpy.Adapter, arguments: Arguments, control: str | None
-) -> dict[str, Any]:
+) -> Answer:
     """The answer to a client's first command. Raises BadRequest if it speaks another version of the command's protocol."""
     theirs = arguments.integer("protocol", 0, 1 << 16)
     arguments.finish()

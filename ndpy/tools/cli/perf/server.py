@@ -1,7 +1,4 @@
-"""The serving side of a run. It takes a plan from the measuring side, and does its part of each round.
-
-A client cannot make this process do anything else, and its arguments are checked.
-"""
+"""The serving side of a run. It takes a plan from the measuring side, and does its part of each round."""
 
 from __future__ import annotations
 
@@ -10,8 +7,6 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
 
 import ndpy
 from ndpy import Operation
@@ -23,61 +18,49 @@ from ndpy.tools.cli.perf.loops import Tally
 from ndpy.tools.cli.perf.plan import PROTOCOL, Plan, Round
 from ndpy.tools.cli.perf.rounds import BEAT, Beat, no_tick, quiet, send_all, take_rest, take_until_told
 from ndpy.tools.cli.perf.watch import Ended, NothingCame, Stalled, Watch
-from ndpy.tools.cli.serving import answer_hello
+from ndpy.tools.cli.serving import HELLO_LIMIT_S, SEND_LIMIT_S, Answer, Session, answer_hello
 
-_HELLO_LIMIT_S = 10.0
-_SEND_LIMIT_S = 30.0
 #: How much longer than the client this side waits for the client, so that the client can say what it waited for.
 _PATIENCE_S = 15.0
 #: How long to wait for the reason when a connection has failed. Usually the other side has gone.
 _REASON_S = 0.5
 
-Answer = dict[str, Any]
 
-
-class ClientSession:
+class ClientSession(Session):
     """One client: its plan, and this side of its run."""
 
+    told = (BadRequest, ChannelError)
+    refusals = (*Session.refusals, Failure, Stalled)
+
     def __init__(self, adapter: ndpy.Adapter, channel: Channel) -> None:
-        self._adapter = adapter
+        commands = {
+            "hello": lambda arguments: answer_hello("perf", PROTOCOL, adapter, arguments, channel.addresses()[0]),
+            "open": self._open,
+            "accept": self._accept,
+            "share": self._share,
+            "round": self._round,
+            BEAT["command"]: Arguments.finish,
+        }
+        super().__init__(adapter, commands)
         self._channel = channel
         self._stack = contextlib.ExitStack()
         self._end: End | None = None
         self._listener: ndpy.Listener | None = None
         self._token = b""
-        self._commands: dict[str, Callable[[Arguments], Answer]] = {
-            "hello": lambda arguments: answer_hello("perf", PROTOCOL, self._adapter, arguments, channel.addresses()[0]),
-            "open": self._open,
-            "accept": self._accept,
-            "share": self._share,
-            "round": self._round,
-        }
 
     @property
     def limit_s(self) -> float:
-        """How long the client may be silent."""
-        return _HELLO_LIMIT_S if self._end is None else self._end.plan.timeout_s + _PATIENCE_S
+        return HELLO_LIMIT_S if self._end is None else self._end.plan.timeout_s + _PATIENCE_S
 
     def close(self) -> None:
         with contextlib.suppress(ndpy.NdpyError):
             self._stack.close()
 
-    def answer(self, request: Answer) -> Answer | None:
-        """Carry out a request and return the answer. None if it needs none."""
-        arguments = Arguments(request)
-        name = arguments.text("command", 32)
-        if request == BEAT:
-            return None
-        command = self._commands.get(name)
-        if command is None:
-            raise BadRequest(f"there is no command {name!r}")
-        try:
-            return command(arguments)
-        except (ndpy.NdpyError, OSError, Failure, Stalled) as error:
-            # If the client has gone, that is the reason.
-            self._look_for(_REASON_S)
-            waits_for = self._end.waits_for if isinstance(error, NothingCame) and self._end else ""
-            return {"error": type(error).__name__, "text": f"{error}; {waits_for}" if waits_for else str(error)}
+    def why(self, error: Exception) -> str:
+        # If the client has gone, that is the reason.
+        self._look_for(_REASON_S)
+        waits_for = self._end.waits_for if isinstance(error, NothingCame) and self._end else ""
+        return f"{error}; {waits_for}" if waits_for else str(error)
 
     def _look_for(self, seconds: float) -> None:
         """Raise ChannelClosed if the client goes within this time."""
@@ -142,7 +125,7 @@ class ClientSession:
             raise BadRequest("share comes first")
         end.prepare(now.size, now.seed)
         watch = Watch(self._look, end.problem, end.plan.timeout_s)
-        self._channel.send({}, _SEND_LIMIT_S)
+        self._channel.send({}, SEND_LIMIT_S)
         with quiet():
             return self._latency(end, watch, now) if end.plan.kind.is_latency else self._bandwidth(end, watch, now)
 
@@ -187,7 +170,7 @@ class ClientSession:
         answer: Answer = {}
         if plan.bidirectional:
             tally = Tally()
-            beat = Beat(lambda: self._channel.send(BEAT, _SEND_LIMIT_S), watch)
+            beat = Beat(lambda: self._channel.send(BEAT, SEND_LIMIT_S), watch)
             send_all(end, watch, now, tally, beat, no_tick)
             answer = {"groups": tally.groups, "ns": tally.ns}
         if operation is Operation.SEND:
@@ -204,18 +187,4 @@ class ClientSession:
 def serve_client(adapter: ndpy.Adapter, connection: socket.socket) -> str:
     """Serve one client until it leaves. Returns how it ended."""
     channel = Channel(connection, line_limit=REQUEST_LIMIT)
-    session = ClientSession(adapter, channel)
-    try:
-        while True:
-            answer = session.answer(channel.receive(session.limit_s))
-            if answer is not None:
-                channel.send(answer, _SEND_LIMIT_S)
-    except ChannelClosed:
-        return "left"
-    except (BadRequest, ChannelError) as error:
-        with contextlib.suppress(ChannelError):
-            channel.send({"error": type(error).__name__, "text": str(error)}, 1.0)
-        return f"dropped: {error}"
-    finally:
-        session.close()
-        channel.close()
+    return ClientSession(adapter, channel).serve(channel)

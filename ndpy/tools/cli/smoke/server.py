@@ -1,7 +1,6 @@
 """The peer's own side of a smoke test: it executes a fixed set of commands for the checking side.
 
-A client cannot make this process execute anything else. A request names one of the commands of ClientSession, and its
-arguments are checked. What a client can allocate, and how long it can make this process wait, is limited.
+The arguments of a request are checked. What a client can allocate, and how long it can make this process wait, is limited.
 """
 
 from __future__ import annotations
@@ -12,16 +11,8 @@ from typing import Any, TypeVar
 
 import ndpy
 from ndpy import Access, Capability, Flags, Operation
-from ndpy.tools.cli.channel import (
-    REQUEST_LIMIT,
-    Arguments,
-    BadRequest,
-    Channel,
-    ChannelClosed,
-    ChannelError,
-    encode,
-)
-from ndpy.tools.cli.serving import answer_hello
+from ndpy.tools.cli.channel import REQUEST_LIMIT, Arguments, BadRequest, Channel, encode
+from ndpy.tools.cli.serving import HELLO_LIMIT_S, Answer, Session, answer_hello
 from ndpy.tools.cli.smoke.link_answer import describe_own, view_of
 from ndpy.tools.cli.smoke.resources import DEPTH, Closable, ConnectionEnd, Memory, close_all
 
@@ -34,23 +25,16 @@ MAX_CONTENTS = 128 << 10
 MAX_OBJECTS = 64
 #: A client that sends nothing for this long is dropped, so that the next one can be served.
 IDLE_LIMIT_S = 300.0
-_HELLO_LIMIT_S = 10.0
-_SEND_LIMIT_S = 30.0
 
 T = TypeVar("T")
-Answer = dict[str, Any]
 
 
-class ClientSession:
+class ClientSession(Session):
     """The objects that one client has created here. The client refers to them by number."""
 
     def __init__(self, adapter: ndpy.Adapter, control: tuple[str | None, str | None] = (None, None)) -> None:
         """control: the addresses of this end and of the client's end of the control connection."""
-        self._adapter = adapter
-        self._control = control
-        self._objects: dict[int, Any] = {}
-        self._next = 1
-        self._commands: dict[str, Callable[[Arguments], Answer]] = {
+        commands: dict[str, Callable[[Arguments], Answer | None]] = {
             "hello": self._hello,
             "reset": self._reset,
             "listen": self._listen,
@@ -68,18 +52,21 @@ class ClientSession:
             "flush": self._flush,
             "close": self._close,
         }
+        super().__init__(adapter, commands)
+        self._control = control
+        self._objects: dict[int, Any] = {}
+        self._next = 1
+        self._greeted = False
 
-    def answer(self, request: dict[str, Any]) -> Answer:
-        """Execute a request and return the answer, which may be the refusal of the library. Raises BadRequest."""
-        arguments = Arguments(request)
-        name = arguments.text("command", 32)
-        command = self._commands.get(name)
-        if command is None:
-            raise BadRequest(f"there is no command {name!r}")
-        try:
-            return command(arguments)
-        except (ndpy.NdpyError, OSError) as error:
-            return {"error": type(error).__name__, "text": str(error)}
+    @property
+    def limit_s(self) -> float:
+        return IDLE_LIMIT_S if self._greeted else HELLO_LIMIT_S
+
+    def answer(self, request: Answer) -> Answer | None:
+        if not self._greeted and request.get("command") != "hello":
+            raise BadRequest("the first command must be hello")
+        self._greeted = True
+        return super().answer(request)
 
     def close(self) -> list[str]:
         """Close everything that the client created. Returns a sentence for each failure."""
@@ -301,29 +288,4 @@ class ClientSession:
 def serve_client(adapter: ndpy.Adapter, connection: socket.socket) -> str:
     """Serve one client until it leaves. Returns how it ended."""
     channel = Channel(connection, line_limit=REQUEST_LIMIT)
-    session = ClientSession(adapter, channel.addresses())
-    try:
-        limit_s = _HELLO_LIMIT_S
-        while True:
-            request = channel.receive(limit_s)
-            if limit_s == _HELLO_LIMIT_S and request.get("command") != "hello":
-                raise BadRequest("the first command must be hello")
-            channel.send(session.answer(request), _SEND_LIMIT_S)
-            limit_s = IDLE_LIMIT_S
-    except BadRequest as error:
-        _refuse(channel, str(error))
-        return f"dropped: {error}"
-    except ChannelClosed:
-        return "left"
-    except ChannelError as error:
-        return f"dropped: {error}"
-    finally:
-        session.close()
-        channel.close()
-
-
-def _refuse(channel: Channel, text: str) -> None:
-    try:
-        channel.send({"error": "BadRequest", "text": text}, 1.0)
-    except ChannelError:
-        return
+    return ClientSession(adapter, channel.addresses()).serve(channel)
