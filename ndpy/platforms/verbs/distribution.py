@@ -28,66 +28,37 @@ KMOD = "kmod"
 ZSTD = "zstd"
 IPROUTE = "iproute"
 
-# The same in the words of the projects that they are from.
-_UPSTREAM = {
-    LIBIBVERBS: "libibverbs.so.1 and its drivers from rdma-core",
-    LIBRDMACM: "librdmacm.so.1 from rdma-core",
-    RULES: "the udev rules from rdma-core",
-    HEADERS: "the headers of libibverbs and librdmacm from rdma-core",
-    VERBS_PROGRAMS: "ibv_devinfo and the ibv_*_pingpong programs from rdma-core",
-    CONNECTION_PROGRAMS: "rping and the other programs of librdmacm from rdma-core",
-    PERFTEST: "ib_send_bw and the other programs from perftest",
-    QEMU: "qemu-system-x86_64 from QEMU",
-    BUSYBOX: "a static busybox from BusyBox",
-    FILE: "file from the project of that name",
-    KMOD: "modprobe and depmod from kmod",
-    ZSTD: "zstd from Zstandard",
-    IPROUTE: "ip and rdma from iproute2",
-}
-
-_DEBIAN: dict[str, tuple[str, ...]] = {
-    LIBIBVERBS: ("libibverbs1", "ibverbs-providers"),
-    LIBRDMACM: ("librdmacm1",),
-    RULES: ("rdma-core",),
-    HEADERS: ("libibverbs-dev", "librdmacm-dev"),
-    VERBS_PROGRAMS: ("ibverbs-utils",),
-    CONNECTION_PROGRAMS: ("rdmacm-utils",),
-    PERFTEST: ("perftest",),
-    QEMU: ("qemu-system-x86",),
-    BUSYBOX: ("busybox-static",),
-    FILE: ("file",),
-    KMOD: ("kmod",),
-    ZSTD: ("zstd",),
-    IPROUTE: ("iproute2",),
-}
-_FEDORA: dict[str, tuple[str, ...]] = {
-    LIBIBVERBS: ("libibverbs",),
-    LIBRDMACM: ("librdmacm",),
-    RULES: ("rdma-core",),
-    HEADERS: ("rdma-core-devel",),
-    VERBS_PROGRAMS: ("libibverbs-utils",),
-    CONNECTION_PROGRAMS: ("librdmacm-utils",),
-    PERFTEST: ("perftest",),
-    QEMU: ("qemu-system-x86-core",),
-    BUSYBOX: ("busybox",),
-    FILE: ("file",),
-    KMOD: ("kmod",),
-    ZSTD: ("zstd",),
-    IPROUTE: ("iproute",),
+# What each is in the words of the project that it is from, its packages in Debian and Ubuntu, and its packages in Fedora.
+_THINGS = {
+    LIBIBVERBS: ("libibverbs.so.1 and its drivers from rdma-core", "libibverbs1 ibverbs-providers", "libibverbs"),
+    LIBRDMACM: ("librdmacm.so.1 from rdma-core", "librdmacm1", "librdmacm"),
+    RULES: ("the udev rules from rdma-core", "rdma-core", "rdma-core"),
+    HEADERS: (
+        "the headers of libibverbs and librdmacm from rdma-core",
+        "libibverbs-dev librdmacm-dev",
+        "rdma-core-devel",
+    ),
+    VERBS_PROGRAMS: ("ibv_devinfo and the ibv_*_pingpong programs from rdma-core", "ibverbs-utils", "libibverbs-utils"),
+    CONNECTION_PROGRAMS: (
+        "rping and the other programs of librdmacm from rdma-core",
+        "rdmacm-utils",
+        "librdmacm-utils",
+    ),
+    PERFTEST: ("ib_send_bw and the other programs from perftest", "perftest", "perftest"),
+    QEMU: ("qemu-system-x86_64 from QEMU", "qemu-system-x86", "qemu-system-x86-core"),
+    BUSYBOX: ("a static busybox from BusyBox", "busybox-static", "busybox"),
+    FILE: ("file from the project of that name", "file", "file"),
+    KMOD: ("modprobe and depmod from kmod", "kmod", "kmod"),
+    ZSTD: ("zstd from Zstandard", "zstd", "zstd"),
+    IPROUTE: ("ip and rdma from iproute2", "iproute2", "iproute"),
 }
 # RHEL's QEMU is /usr/libexec/qemu-kvm, of the package qemu-kvm. No package has qemu-system-x86_64.
-_RHEL: dict[str, tuple[str, ...]] = {**_FEDORA, QEMU: (), BUSYBOX: ()}
+_NOT_IN_RHEL = (QEMU, BUSYBOX)
 
-_PACKAGES = {
-    "debian": _DEBIAN,
-    "ubuntu": _DEBIAN,
-    "fedora": _FEDORA,
-    "rhel": _RHEL,
-}
 _COMMANDS = {"debian": "apt-get install", "ubuntu": "apt-get install", "fedora": "dnf install", "rhel": "dnf install"}
 _COMMANDS_AGAIN = {"apt-get install": "apt-get install --reinstall", "dnf install": "dnf reinstall"}
 # Rebuilds of RHEL have its packages under the same names.
-_FAMILIES = {"centos": "rhel", "rocky": "rhel", "almalinux": "rhel", **{family: family for family in _PACKAGES}}
+_FAMILIES = {"centos": "rhel", "rocky": "rhel", "almalinux": "rhel", **{family: family for family in _COMMANDS}}
 
 # Kernel modules that a family's kernels are built without.
 _BUILT_WITHOUT: dict[str, tuple[str, ...]] = {"debian": ("siw",), "rhel": ("rdma_rxe",)}
@@ -120,7 +91,10 @@ class Distribution:
 
     def packages(self, thing: str) -> tuple[str, ...]:
         """The packages that have the thing. Empty if ndpy knows none."""
-        return _PACKAGES[self.family][thing] if self.family else ()
+        if not self.family or (self.family == "rhel" and thing in _NOT_IN_RHEL):
+            return ()
+        _, debian, fedora = _THINGS[thing]
+        return tuple((debian if self.family in ("debian", "ubuntu") else fedora).split())
 
     def install(self, *things: str, again: bool = False) -> str:
         """Say how to install the things. The text has no "; ", which separates an error from its remedy.
@@ -128,7 +102,7 @@ class Distribution:
         again: they are installed, but damaged.
         """
         known = [package for thing in things for package in self.packages(thing)]
-        unknown = [_UPSTREAM[thing] for thing in things if not self.packages(thing)]
+        unknown = [_THINGS[thing][0] for thing in things if not self.packages(thing)]
         parts = []
         if known:
             command = _COMMANDS_AGAIN[_COMMANDS[self.family]] if again else _COMMANDS[self.family]
