@@ -154,33 +154,22 @@ class VerbsAdapter(Adapter):
     # ---- registering ----
 
     def _native_register_implicit(self, access: Access) -> VerbsMemoryRegion:
-        region = VerbsMemoryRegion(self, None, None, 0, EVERYTHING, access)
-        region._native_call = register_everything
-        region._register_now()
-        return region
+        return VerbsMemoryRegion(self, None, None, 0, EVERYTHING, access)._registered_by(register_everything)
 
     def _native_register_null(self) -> VerbsMemoryRegion:
-        region = VerbsMemoryRegion(self, None, None, 0, EVERYTHING, Access.LOCAL_WRITE)
-        region._native_call = register_null
-        region._register_now()
-        return region
+        return VerbsMemoryRegion(self, None, None, 0, EVERYTHING, Access.LOCAL_WRITE)._registered_by(register_null)
 
     def _native_register_at(
         self, owner: Any, buffer: Any, start: int, length: int, address: int, access: Access
     ) -> VerbsMemoryRegion:
         region = VerbsMemoryRegion(self, owner, buffer, address, length, access)
-        region._native_call = register_at(start)
         region._is_elsewhere = address != start
-        region._register_now()
-        return region
+        return region._registered_by(register_at(start))
 
     def _native_register_dmabuf(
         self, fd: int, offset: int, length: int, iova: int, access: Access
     ) -> VerbsMemoryRegion:
-        region = VerbsMemoryRegion(self, None, None, iova, length, access)
-        region._native_call = register_dmabuf(fd, offset)
-        region._register_now()
-        return region
+        return VerbsMemoryRegion(self, None, None, iova, length, access)._registered_by(register_dmabuf(fd, offset))
 
     def _native_stop_registering(self) -> None:
         self._registering.stop()

@@ -20,7 +20,7 @@ from ndpy.objects.completion import PostedRequests
 from ndpy.objects.completion_queue import CompletionQueue
 from ndpy.objects.memory import MemoryRegion
 from ndpy.objects.pending import Pending
-from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, lib, new_eventfd, new_pointer
+from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, free_once, lib, new_eventfd, new_pointer
 from ndpy.vocabulary.flags import Access, CompletionDetails, Notify, Operation, Status
 from ndpy.vocabulary.quirks import Quirk
 
@@ -242,25 +242,16 @@ class VerbsCompletionQueue(CompletionQueue):
         if self._cq is not None:
             self._adapter._events.forget(self._channel.fd)
             lib.ndpy_take_cq_events(self._channel)
-        # Ctrl-C may come after a native object has gone. Nobody may use it or free it a second time.
-        cq, native = self._cq, self._native
-        self._cq = self._native = None
+        native, self._native = self._native, None
         try:
-            if cq is not None:
-                check("close completion queue", lib.ibv_destroy_cq(cq))
+            free_once(self, "_cq", "close completion queue", lib.ibv_destroy_cq)
         except errors.NdpyError:
-            self._cq, self._native = cq, native
+            self._native = native
             raise
         self._detach()
         if native is not None:
             lib.ndpy_completion_queue_free(native)
-        channel, self._channel = self._channel, None
-        try:
-            if channel is not None:
-                check("close completion queue", lib.ibv_destroy_comp_channel(channel))
-        except errors.NdpyError:
-            self._channel = channel
-            raise
+        free_once(self, "_channel", "close completion queue", lib.ibv_destroy_comp_channel)
         self._sleeps.clear()
         while self._idle_waiters:
             os.close(self._idle_waiters.pop())

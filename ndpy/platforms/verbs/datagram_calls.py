@@ -17,7 +17,7 @@ from ndpy.objects.pending import Pending
 from ndpy.objects.resource import Resource, next_serial
 from ndpy.platforms.verbs.addresses import bind_identifier, new_identifier, pack_address
 from ndpy.platforms.verbs.manager import CmEvent, ManagerClient, Way, route_of
-from ndpy.platforms.verbs.native_calls import check, check_errno, ffi, lib
+from ndpy.platforms.verbs.native_calls import check_errno, ffi, free_once, lib
 from ndpy.platforms.verbs.queue_pair_attributes import read_vector
 
 if TYPE_CHECKING:
@@ -237,7 +237,4 @@ class VerbsMulticastGroup(MulticastGroup, ManagerClient):
             self._is_attached = False
         self.destination.close()
         # The connection manager leaves the group.
-        identifier, self._id = self._id, None
-        if identifier is not None and (result := lib.rdma_destroy_id(identifier)):
-            self._id = identifier
-            check("close group", result)
+        free_once(self, "_id", "close group", lib.rdma_destroy_id)

@@ -40,7 +40,4 @@ class VerbsDeviceMemory(DeviceMemory):
             number = lib.ndpy_register_device_memory(adapter._domain, memory, offset, length, rights, out)
             check("register device memory", number)
 
-        region = VerbsMemoryRegion(self._adapter, self, None, 0, length, access)
-        region._native_call = register
-        region._register_now()
-        return region
+        return VerbsMemoryRegion(self._adapter, self, None, 0, length, access)._registered_by(register)

@@ -117,7 +117,7 @@ def register_pages(adapter: VerbsAdapter, address: int, length: int, access: Acc
     )
 
 
-def register_at(start: int) -> Callable[[VerbsAdapter, int, int, Access, Any], None]:
+def register_at(start: int) -> NativeCall:
     """Return a function that makes an ibv_mr of the memory from `start` on, at the address that the function is given."""
 
     def register(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
@@ -167,7 +167,7 @@ def register_null(adapter: VerbsAdapter, address: int, length: int, access: Acce
     check("register null", lib.ndpy_register_null(adapter._domain, out))
 
 
-def register_dmabuf(fd: int, offset: int) -> Callable[[VerbsAdapter, int, int, Access, Any], None]:
+def register_dmabuf(fd: int, offset: int) -> NativeCall:
     """Return a function that makes an ibv_mr of this part of a dma-buf, at the address that the function is given."""
 
     def register(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
@@ -182,9 +182,19 @@ def _as_region(handle: int) -> Any:
     return ffi.cast("struct ibv_mr *", handle)
 
 
+#: What makes an ibv_mr: call(adapter, address, length, access, out).
+NativeCall = Callable[["VerbsAdapter", int, int, Access, Any], None]
+
+
 class VerbsMemoryRegion(MemoryRegion):
     _adapter: VerbsAdapter
-    _native_call: Callable[[VerbsAdapter, int, int, Access, Any], None] = staticmethod(register_pages)
+    _native_call: NativeCall = staticmethod(register_pages)
+
+    def _registered_by(self, call: NativeCall) -> VerbsMemoryRegion:
+        """Register it by another call than that for pages. Returns the region."""
+        self._native_call = call
+        self._register_now()
+        return self
 
     def _native_register(self) -> None:
         # Ctrl-C may raise between any two lines here.

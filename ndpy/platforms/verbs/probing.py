@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ndpy.platforms.verbs.native_calls import ffi, has_symbol, lib, load_for
@@ -18,6 +20,17 @@ class Probed(NamedTuple):
 
 
 _probed: dict[tuple[str, int], Probed] = {}
+
+
+@contextlib.contextmanager
+def _completion_queue(context: Any) -> Iterator[Any]:
+    """A completion queue to try things with. NULL if there can be none."""
+    queue = lib.ibv_create_cq(context, 1, ffi.NULL, ffi.NULL, 0)
+    try:
+        yield queue
+    finally:
+        if queue != ffi.NULL:
+            lib.ibv_destroy_cq(queue)
 
 
 def probe(context: Any, name: str, attributes: Any) -> Probed:
@@ -96,11 +109,10 @@ def _probe_extended_queues(context: Any) -> Capability:
 
 def _probe_types(context: Any, domain: Any) -> Capability:
     """Try which queue pairs can be created."""
-    queue = lib.ibv_create_cq(context, 1, ffi.NULL, ffi.NULL, 0)
-    if queue == ffi.NULL:
-        return Capability.NONE
-    try:
-        found = Capability.NONE
+    found = Capability.NONE
+    with _completion_queue(context) as queue:
+        if queue == ffi.NULL:
+            return found
         types = {
             lib.IBV_QPT_RC: Capability.RELIABLE_CONNECTIONS,
             lib.IBV_QPT_UC: Capability.UNRELIABLE_CONNECTIONS,
@@ -113,16 +125,13 @@ def _probe_types(context: Any, domain: Any) -> Capability:
             found |= Capability.XRC
             lib.ndpy_close_xrc_domain(domain_of_xrc)
         return found | _newer_operations(context, domain, queue)
-    finally:
-        lib.ibv_destroy_cq(queue)
 
 
 def _probe_inline(context: Any, domain: Any) -> int:
     """Return the largest inline size that a queue pair can have."""
-    queue = lib.ibv_create_cq(context, 1, ffi.NULL, ffi.NULL, 0)
-    if queue == ffi.NULL:
-        return 0
-    try:
+    with _completion_queue(context) as queue:
+        if queue == ffi.NULL:
+            return 0
         low, high = 0, 4096
         while low < high:
             size = (low + high + 1) // 2
@@ -132,8 +141,6 @@ def _probe_inline(context: Any, domain: Any) -> int:
             else:
                 low = max(size, min(granted, high))
         return low
-    finally:
-        lib.ibv_destroy_cq(queue)
 
 
 def _newer_operations(context: Any, domain: Any, queue: Any) -> Capability:
@@ -171,11 +178,8 @@ def _try_to_create(domain: Any, queue: Any, size: int, kind: int = lib.IBV_QPT_R
 
 def resizing(context: Any) -> Capability:
     """Try whether a completion queue can be resized."""
-    queue = lib.ibv_create_cq(context, 1, ffi.NULL, ffi.NULL, 0)
-    if queue == ffi.NULL:
-        return Capability.NONE
-    failed = lib.ibv_resize_cq(queue, 16)
-    lib.ibv_destroy_cq(queue)
+    with _completion_queue(context) as queue:
+        failed = queue == ffi.NULL or lib.ibv_resize_cq(queue, 16)
     return Capability.NONE if failed else Capability.RESIZE_COMPLETION_QUEUE
 
 

@@ -26,7 +26,7 @@ from ndpy.platforms.verbs.endpoint import (
     with_defaults,
 )
 from ndpy.platforms.verbs.memory import VerbsMemoryWindow, native_access
-from ndpy.platforms.verbs.native_calls import check, ffi, lib, new_pointer, newer_operations, text
+from ndpy.platforms.verbs.native_calls import check, ffi, free_once, lib, new_pointer, newer_operations, text
 from ndpy.platforms.verbs.queue_pair_attributes import NATIVE_TYPES, modify, query, state_of
 from ndpy.vocabulary.endpoint import Endpoint
 from ndpy.vocabulary.flags import Access, Capability, Operation, Status
@@ -260,13 +260,11 @@ class VerbsQueuePair(QueuePair):
         for binding in list(self._bindings or ()):
             binding.window._native_free()
             binding.end()
-        # Ctrl-C may come after the native queue pair has gone. Nobody may free it a second time.
-        qp, self._qp = self._qp, None
-        result = lib.ibv_destroy_qp(qp)
-        if result:
-            self._qp = qp
+        try:
+            free_once(self, "_qp", "close queue pair", lib.ibv_destroy_qp)
+        except errors.ProviderError:
             self._mark_still_open()
-            check("close queue pair", result)
+            raise
 
     def _native_free_slots(self, native: Any) -> None:
         # The queue pair's completions went with it.
