@@ -30,7 +30,7 @@ from ndpy.cache.windows import WindowPool
 from ndpy.objects.adapter import Adapter
 from ndpy.objects.memory import MemoryRegion, RemoteMemory
 from ndpy.objects.queue_pair import QueuePair
-from ndpy.objects.resource import Resource, busy
+from ndpy.objects.resource import AdapterObject, busy
 from ndpy.vocabulary.flags import Access, Capability
 from ndpy.vocabulary.integers import integer
 
@@ -40,7 +40,7 @@ _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 _LOOKS = 64
 
 
-class RegistrationCache(_core.LeaseFinder, Resource):
+class RegistrationCache(_core.LeaseFinder, AdapterObject):
     """Keeps memory registered between its uses. For programs that transfer from the same memory again and again.
 
     A request finds a cached range if the range has the same owner, contains the request, and has sufficient rights. If the
@@ -114,10 +114,6 @@ class RegistrationCache(_core.LeaseFinder, Resource):
         if monitor:
             self._monitor = adapter._monitor(self._marks.memory_changed)
         self._opened()
-
-    @property
-    def adapter(self) -> Adapter:
-        return self._adapter
 
     @property
     def stats(self) -> CacheStats:

@@ -28,7 +28,7 @@ from ndpy.objects.completion import Completion, PostedRequests, no_completion, r
 from ndpy.objects.memory import MemoryWindow
 from ndpy.objects.native_steps import CompletionQueueSteps
 from ndpy.objects.pending import Pending
-from ndpy.objects.resource import Resource, busy
+from ndpy.objects.resource import AdapterObject, busy
 from ndpy.objects.timeouts import seconds, timeout
 from ndpy.vocabulary.flags import Capability, Notify, Operation, Status
 from ndpy.vocabulary.placement import usable_processors
@@ -62,7 +62,7 @@ _SHORTEST_SPIN_S = 2e-6
 _LEAVE_S = 5.0
 
 
-class CompletionQueue(_core.CompletionQueue, Resource, CompletionQueueSteps):
+class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps):
     """Holds the completions of requests. Made by Adapter.create_completion_queue(). Many threads may use it.
 
     If more completions arrive than the queue holds, it is overrun (contract G.3). It still gives what it kept. Then every call
@@ -117,10 +117,6 @@ class CompletionQueue(_core.CompletionQueue, Resource, CompletionQueueSteps):
             self._native_free()
             raise
         self._opened()
-
-    @property
-    def adapter(self) -> Adapter:
-        return self._adapter
 
     def _native_depth(self, depth: int) -> int:
         return min(depth + max(_SLACK, depth // 4), self._adapter.info.max_completion_queue_depth)

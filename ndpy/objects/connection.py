@@ -25,7 +25,6 @@ from ndpy.vocabulary.flags import Capability
 from ndpy.vocabulary.queue_pair_attributes import QueuePairType
 
 if TYPE_CHECKING:
-    from ndpy.objects.adapter import Adapter
     from ndpy.objects.queue_pair import QueuePair
 
 
@@ -51,10 +50,6 @@ class Connector(ConnectionLife):
 
     Source: IND2Connector (contract section H); rdma_cm(7).
     """
-
-    @property
-    def adapter(self) -> Adapter:
-        return self._adapter
 
     @property
     def state(self) -> State:

@@ -25,7 +25,7 @@ from ndpy.objects.connection_parameters import (
 from ndpy.objects.connection_states import CALLS, TRANSITIONS, Event, State
 from ndpy.objects.native_steps import ConnectorSteps
 from ndpy.objects.pending import Pending
-from ndpy.objects.resource import Resource
+from ndpy.objects.resource import AdapterObject
 from ndpy.vocabulary.addresses import Address, numeric_host, resolve_destinations
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _ACTIVE = ("connecting", "offered", "completing", "accepting", "established")
 _SPENDS_QUEUE_PAIR = ("completing", "accepting", "established", "disconnected")
 
 
-class ConnectionLife(Resource, ConnectorSteps):
+class ConnectionLife(AdapterObject, ConnectorSteps):
     """All of a Connector but the calls of the program."""
 
     _release_order = 10

@@ -9,14 +9,14 @@ from ndpy import _core
 from ndpy.errors import AccessViolationError
 from ndpy.objects.memory import MemoryRegion, plain_view
 from ndpy.objects.native_steps import DeviceMemorySteps
-from ndpy.objects.resource import Resource, busy
+from ndpy.objects.resource import AdapterObject, busy
 from ndpy.vocabulary.flags import Access
 
 if TYPE_CHECKING:
     from ndpy.objects.adapter import Adapter
 
 
-class DeviceMemory(Resource, DeviceMemorySteps):
+class DeviceMemory(AdapterObject, DeviceMemorySteps):
     """Memory of the adapter itself, made by Adapter.alloc_device_memory(). Requests use it through regions, as any memory.
 
     Transfers from and to it need not cross the bus of the machine. The program copies with read() and write().
@@ -36,10 +36,6 @@ class DeviceMemory(Resource, DeviceMemorySteps):
         self._regions: weakref.WeakSet[MemoryRegion] = weakref.WeakSet()
         self._native: Any = self._native_alloc(alignment)
         self._opened()
-
-    @property
-    def adapter(self) -> Adapter:
-        return self._adapter
 
     def __len__(self) -> int:
         return self.length

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.objects.pending import Pending, wait_or_cancel
-from ndpy.objects.resource import Resource
+from ndpy.objects.resource import AdapterObject
 from ndpy.objects.timeouts import timeout
 from ndpy.vocabulary.flags import NamedInt
 
@@ -90,7 +90,7 @@ def make_event(native: int, port: int, subject: Any, name: str) -> AdapterEvent 
     return AdapterEvent(kind, port if about_port else None, subject, name)
 
 
-class EventStream(Resource):
+class EventStream(AdapterObject):
     """The events of an adapter from its creation on, made by Adapter.events().
 
     get() takes the next one. The stream is an iterator too, for `for` and for `async for`. Iteration ends when the stream is
@@ -111,10 +111,6 @@ class EventStream(Resource):
         self._queued: deque[AdapterEvent] = deque()
         self._calls: deque[Pending[AdapterEvent]] = deque()
         self._opened()
-
-    @property
-    def adapter(self) -> Adapter:
-        return self._adapter
 
     def get(self, timeout_s: float | None = None) -> AdapterEvent:
         """Wait for the next event.

@@ -12,7 +12,7 @@ from ndpy import errors
 from ndpy.objects.connection import Connector
 from ndpy.objects.native_steps import ListenerSteps
 from ndpy.objects.pending import Pending, await_or_cancel, wait_or_cancel
-from ndpy.objects.resource import Resource
+from ndpy.objects.resource import AdapterObject
 from ndpy.objects.timeouts import timeout
 from ndpy.vocabulary.addresses import Address
 from ndpy.vocabulary.integers import integer
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ndpy.objects.adapter import Adapter
 
 
-class Listener(Resource, ListenerSteps):
+class Listener(AdapterObject, ListenerSteps):
     """Takes connection requests at an address of an adapter. Adapter.listen() makes one.
 
     If no get_request() waits for a request, the listener queues it. When the backlog is full, it refuses further
@@ -46,10 +46,6 @@ class Listener(Resource, ListenerSteps):
         self._warned = False
         #: With the real port, once it listens.
         self._address: Address = ("?", 0)
-
-    @property
-    def adapter(self) -> Adapter:
-        return self._adapter
 
     @property
     def address(self) -> Address:

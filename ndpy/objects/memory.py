@@ -13,7 +13,7 @@ from ndpy._core import Sge as Sge
 from ndpy.errors import AccessViolationError, ClosedError, InvalidBufferError, NdpyError, UnsupportedError
 from ndpy.objects.native_steps import RegionSteps, WindowSteps
 from ndpy.objects.pending import Pending
-from ndpy.objects.resource import Resource, Uncopied, busy
+from ndpy.objects.resource import AdapterObject, Uncopied, busy
 from ndpy.objects.timeouts import timeout
 from ndpy.vocabulary.flags import Access, Capability
 
@@ -104,7 +104,7 @@ def _closed(address: int, length: int) -> ClosedError:
     return ClosedError(f"{_region_of(length, address)} is closed")
 
 
-class MemoryRegion(_core.MemoryRegion, Resource, RegionSteps):
+class MemoryRegion(_core.MemoryRegion, AdapterObject, RegionSteps):
     """Registered memory, made by Adapter.register(). It keeps the buffer in place until it is closed.
 
     If it is still open when the interpreter ends, the buffer is never freed. A region of (address, length) is closed then.
@@ -134,10 +134,6 @@ class MemoryRegion(_core.MemoryRegion, Resource, RegionSteps):
         self.length = length
         self.access = access
         self._writable = is_written(access)
-
-    @property
-    def adapter(self) -> Adapter:
-        return self._adapter
 
     def __len__(self) -> int:
         return self.length
@@ -426,7 +422,7 @@ class Binding(Uncopied):
         self.queue_pair._bindings.discard(self)
 
 
-class MemoryWindow(Resource, WindowSteps):
+class MemoryWindow(AdapterObject, WindowSteps):
     """A revocable right of one peer to a part of a region, made by Adapter.create_memory_window().
 
     A new window grants nothing. Each QueuePair.bind() gives it a range, rights, and a new token. QueuePair.invalidate()
@@ -446,10 +442,6 @@ class MemoryWindow(Resource, WindowSteps):
         self._binding: Binding | None = None
         self._native: Any = self._native_create()
         self._opened()
-
-    @property
-    def adapter(self) -> Adapter:
-        return self._adapter
 
     @property
     def is_bound(self) -> bool:

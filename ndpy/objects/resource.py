@@ -187,6 +187,14 @@ class Resource(_core.Resource, metaclass=_Made):
         """Free the native resource. If it raises, the object stays open."""
 
 
+class AdapterObject(Resource):
+    """Base of the public classes that tell their adapter."""
+
+    @property
+    def adapter(self) -> Adapter:
+        return self._adapter
+
+
 class Orphans(_core.Orphans):
     """Objects that were dropped without close(). They are closed in a thread that may call a provider."""
 

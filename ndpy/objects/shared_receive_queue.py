@@ -9,14 +9,14 @@ from ndpy import _core, errors
 from ndpy.objects.memory import Elements, MemoryRegion, Sge
 from ndpy.objects.native_steps import SharedReceiveQueueSteps
 from ndpy.objects.pending import Pending
-from ndpy.objects.resource import Resource, busy
+from ndpy.objects.resource import AdapterObject, busy
 from ndpy.objects.work_queues import BAD_TOKEN, QUEUE_FULL, TOO_LONG, TOO_MANY_ELEMENTS, bad_token, flatten
 
 if TYPE_CHECKING:
     from ndpy.objects.adapter import Adapter
 
 
-class SharedReceiveQueue(Resource, SharedReceiveQueueSteps):
+class SharedReceiveQueue(AdapterObject, SharedReceiveQueueSteps):
     """Receives that several queue pairs draw from, made by Adapter.create_shared_receive_queue().
 
     A message takes the oldest receive. The completion goes to receive_cq of the queue pair that the message came for. If the
@@ -64,10 +64,6 @@ class SharedReceiveQueue(Resource, SharedReceiveQueueSteps):
             self._native_destroy()
             raise errors.InsufficientResourcesError("out of memory", operation="create shared receive queue")
         self._opened()
-
-    @property
-    def adapter(self) -> Adapter:
-        return self._adapter
 
     def receive(self, sges: Elements, *, context: int = 0) -> None:
         """Post memory for one message to any of the queue pairs. See QueuePair.receive().

@@ -16,7 +16,7 @@ from ndpy import _core, errors
 from ndpy.objects.completion import PostedRequests
 from ndpy.objects.memory import Elements, MemoryRegion, RemoteMemory, Sge, address_of, plain_view
 from ndpy.objects.operations import READ, RECEIVE, SEND, SEND_TO, TABLE, UNWRITABLE, Traits, words_of_flags
-from ndpy.objects.resource import Resource
+from ndpy.objects.resource import AdapterObject
 from ndpy.vocabulary.flags import Capability, Flags
 from ndpy.vocabulary.queue_pair_attributes import QueuePairType
 
@@ -140,7 +140,7 @@ class QueuePairLimits:
 _shared_limits = functools.lru_cache(maxsize=64, typed=True)(QueuePairLimits)
 
 
-class WorkQueues(_core.WorkQueues, Resource):
+class WorkQueues(_core.WorkQueues, AdapterObject):
     """The two queues of a queue pair, and the requests that are posted to them. Base of QueuePair."""
 
     #: The platform's extension module, with the functions of cdefs/ndpy_abi.h.
@@ -171,10 +171,6 @@ class WorkQueues(_core.WorkQueues, Resource):
         self._initiator_records = self._posted_requests.initiator
         self._receive_records = self._posted_requests.receive
         self._rings = None
-
-    @property
-    def adapter(self) -> Adapter:
-        return self._adapter
 
     def _begin_posting(self, native: Any) -> None:
         """Requests go to this struct ndpy_queue_pair from now on."""

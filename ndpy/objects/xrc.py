@@ -11,7 +11,7 @@ from ndpy.objects.completion import PostedRequests, requests_of_nobody
 from ndpy.objects.completion_queue import CompletionQueue
 from ndpy.objects.native_steps import XrcDomainSteps
 from ndpy.objects.queue_pair import QueuePair
-from ndpy.objects.resource import Resource, busy, prevent_close
+from ndpy.objects.resource import AdapterObject, busy, prevent_close
 from ndpy.objects.shared_receive_queue import SharedReceiveQueue
 from ndpy.objects.work_queues import QueuePairLimits
 from ndpy.vocabulary.queue_pair_attributes import QueuePairType
@@ -57,7 +57,7 @@ class XrcDestination:
         return f"XrcDestination({self.number:#x})"
 
 
-class XrcDomain(Resource, XrcDomainSteps):
+class XrcDomain(AdapterObject, XrcDomainSteps):
     """Connects the XRC receivers and the shared receive queues of a host. Adapter.open_xrc_domain() makes one.
 
     Each process of a host has shared receive queues in the domain, and any of the processes has a receiver in it for each peer. A
@@ -92,10 +92,6 @@ class XrcDomain(Resource, XrcDomainSteps):
             self._queue.close()
             raise
         self._opened()
-
-    @property
-    def adapter(self) -> Adapter:
-        return self._adapter
 
     def create_shared_receive_queue(
         self, receive_cq: CompletionQueue, depth: int, *, max_sge: int = 1, threshold: int = 0
