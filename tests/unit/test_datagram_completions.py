@@ -32,10 +32,9 @@ class Handle:
 class Datagrams(Queues):
     """The posting half of a queue pair for datagrams."""
 
-    type = ndpy.QueuePairType.UD
-
     def __init__(self, provider):
         super().__init__(provider)
+        self.type = ndpy.QueuePairType.UD
         self.headers = ctypes.create_string_buffer(RECEIVES * HEADER)
         self.base = ctypes.addressof(self.headers)
         lib.ndpy_queue_pair_take_headers(self._rings, ffi.cast("void *", self.base), TOKEN)
