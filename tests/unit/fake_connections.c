@@ -186,8 +186,7 @@ int rdma_get_cm_event(struct rdma_event_channel *ibv, struct rdma_cm_event **out
 {
     struct event *event;
 
-    fake_point("rdma_get_cm_event", 0);
-    pthread_mutex_lock(&fake_lock);
+    fake_begin("rdma_get_cm_event");
     do
         event = fake_pull(ibv->fd);
     while (event && !event->counts_for->alive);
@@ -196,20 +195,15 @@ int rdma_get_cm_event(struct rdma_event_channel *ibv, struct rdma_cm_event **out
         ((struct identifier *)event->ibv.id)->asked = NULL;
         *out = &event->ibv;
     }
-    pthread_mutex_unlock(&fake_lock);
-    fake_point("rdma_get_cm_event", 1);
-    return event ? 0 : -1;
+    return fake_end("rdma_get_cm_event", event ? 0 : -1);
 }
 
 int rdma_ack_cm_event(struct rdma_cm_event *ibv)
 {
-    fake_point("rdma_ack_cm_event", 0);
-    pthread_mutex_lock(&fake_lock);
+    fake_begin("rdma_ack_cm_event");
     ((struct event *)ibv)->counts_for->unacknowledged--;
     fake_changed();
-    pthread_mutex_unlock(&fake_lock);
-    fake_point("rdma_ack_cm_event", 1);
-    return 0;
+    return fake_end("rdma_ack_cm_event", 0);
 }
 
 /* ---- identifiers ---- */
@@ -217,13 +211,10 @@ int rdma_ack_cm_event(struct rdma_cm_event *ibv)
 int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **out, void *context,
                    enum rdma_port_space space)
 {
-    fake_point("rdma_create_id", 0);
-    pthread_mutex_lock(&fake_lock);
+    fake_begin("rdma_create_id");
     *out = &new_identifier(channel, context)->ibv;
     (*out)->ps = space;
-    pthread_mutex_unlock(&fake_lock);
-    fake_point("rdma_create_id", 1);
-    return 0;
+    return fake_end("rdma_create_id", 0);
 }
 
 /* Call with the lock held. */
@@ -238,8 +229,7 @@ int rdma_destroy_id(struct rdma_cm_id *ibv)
 {
     struct identifier *id = (struct identifier *)ibv;
 
-    fake_point("rdma_destroy_id", 0);
-    pthread_mutex_lock(&fake_lock);
+    fake_begin("rdma_destroy_id");
     if (id->connecting)
         fake_fault("rdma_destroy_id", "rdma_connect() still uses the identifier");
     if (fake_check("rdma_destroy_id", id->alive)) {
@@ -250,9 +240,7 @@ int rdma_destroy_id(struct rdma_cm_id *ibv)
                 free_identifier(request);
         fake_wait_for("rdma_destroy_id", &id->unacknowledged);
     }
-    pthread_mutex_unlock(&fake_lock);
-    fake_point("rdma_destroy_id", 1);
-    return 0;
+    return fake_end("rdma_destroy_id", 0);
 }
 
 /* Begin one step of an identifier. Returns with the lock held. */
@@ -260,19 +248,16 @@ static struct identifier *begin(const char *call, struct rdma_cm_id *ibv)
 {
     struct identifier *id = (struct identifier *)ibv;
 
-    fake_point(call, 0);
-    pthread_mutex_lock(&fake_lock);
+    fake_begin(call);
     fake_check(call, id->alive);
     return id;
 }
 
 static int end(const char *call, int error)
 {
-    pthread_mutex_unlock(&fake_lock);
     if (error)
         errno = error;
-    fake_point(call, 1);
-    return error ? -1 : 0;
+    return fake_end(call, error ? -1 : 0);
 }
 
 static void copy_address(struct sockaddr *out, const struct sockaddr *address)

@@ -39,6 +39,27 @@ int fake_check(const char *call, int alive)
     return alive;
 }
 
+void fake_begin(const char *call)
+{
+    fake_point(call, 0);
+    pthread_mutex_lock(&fake_lock);
+}
+
+int fake_end(const char *call, int result)
+{
+    pthread_mutex_unlock(&fake_lock);
+    fake_point(call, 1);
+    return result;
+}
+
+int fake_failure(int32_t *number)
+{
+    int error = *number;
+
+    *number = 0;
+    return error;
+}
+
 void fake_pipe(int *read_end, int *write_end)
 {
     int ends[2];

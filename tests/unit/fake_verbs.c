@@ -1,7 +1,8 @@
 /* A verbs provider without a device, for features that Linux's software adapters lack. It stands in for libibverbs and
    librdmacm and registers without pinning. The test sets what it claims and what it refuses. It is linked with the
    system's libraries, which provide everything that it does not define. This file has the device and its memory. Queues
-   are in fake_queues.c, connections in fake_connections.c, and the points between native calls in fake_points.c. */
+   and queue pairs are in fake_completions.c and fake_queues.c, connections in fake_connections.c, and the points
+   between native calls in fake_points.c. */
 
 #include "fake_verbs.h"
 
@@ -270,6 +271,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *of)
     made->verbs.free_dm = free_dm;
     made->verbs.reg_dm_mr = reg_dm_mr;
     fake_fill_extended_operations(&made->verbs);
+    fake_fill_completion_operations(&made->verbs);
     context->abi_compat = __VERBS_ABI_IS_EXTENDED;
     context->device = of;
     fake_pipe(&context->async_fd, &made->write_end);
@@ -407,8 +409,7 @@ struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attributes)
     made->context = pd->context;
     pthread_mutex_lock(&fake_lock);
     fake_counts.paths++;
-    pthread_mutex_unlock(&fake_lock);
-    fake_point("ibv_create_ah", 1);
+    fake_end("ibv_create_ah", 0);
     return made;
 }
 
@@ -418,19 +419,14 @@ int ibv_destroy_ah(struct ibv_ah *ah)
     free(ah);
     pthread_mutex_lock(&fake_lock);
     fake_counts.paths--;
-    pthread_mutex_unlock(&fake_lock);
-    fake_point("ibv_destroy_ah", 1);
-    return 0;
+    return fake_end("ibv_destroy_ah", 0);
 }
 
 static int count_attached(const char *call, int change)
 {
-    fake_point(call, 0);
-    pthread_mutex_lock(&fake_lock);
+    fake_begin(call);
     fake_counts.attached += change;
-    pthread_mutex_unlock(&fake_lock);
-    fake_point(call, 1);
-    return 0;
+    return fake_end(call, 0);
 }
 
 int ibv_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
@@ -473,8 +469,7 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int a
     struct ibv_mr *region = NULL;
     int error;
 
-    fake_point("ibv_reg_mr", 0);
-    pthread_mutex_lock(&fake_lock);
+    fake_begin("ibv_reg_mr");
     fake_seen.calls++;
     fake_seen.at_once++;
     if (fake_seen.at_once > fake_seen.most_at_once)
@@ -494,8 +489,7 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int a
                                                                            : fake_settings.reg_errno;
     if (!error)
         region = new_region(pd, address, length);
-    pthread_mutex_unlock(&fake_lock);
-    fake_point("ibv_reg_mr", 1);
+    fake_end("ibv_reg_mr", 0);
     raise_signal();
     if (error)
         errno = error;

@@ -25,6 +25,9 @@ void fake_point(const char *call, int after);
    test asks for the first fault. */
 void fake_fault(const char *call, const char *what);
 int fake_check(const char *call, int alive);
+/* The point before a call, and fake_lock. fake_end() gives it back, and returns the result of the call. */
+void fake_begin(const char *call);
+int fake_end(const char *call, int result);
 
 /* How many objects exist. */
 extern struct fake_counts {
@@ -68,6 +71,19 @@ extern struct fake_extended {
     int32_t next_polls; /* how often an extended queue was asked for its next entry */
 } fake_extended;
 
+/* The test sets these. If it is not 0, the next such call fails with this errno. */
+extern struct fake_failures {
+    int32_t poll;
+    int32_t arm;
+    int32_t destroy_cq;
+    int32_t destroy_qp;
+    int32_t modify_qp;
+    int32_t create_qp;
+    int32_t complete; /* ibv_wr_complete() */
+} fake_failures;
+/* Its value, which is 0 from now on. */
+int fake_failure(int32_t *number);
+
 extern struct ibv_device fake_device;
 extern pthread_mutex_t fake_lock;
 
@@ -104,9 +120,12 @@ int fake_is_unconnected(void);
 /* From fake_verbs.c: the descriptor to which events of a device are written. */
 int fake_async_end(struct ibv_context *context);
 /* From fake_queues.c. */
+struct ibv_qp *fake_create_receiver(struct ibv_context *context, void *own);
 void fake_fill_operations(struct ibv_context_ops *operations);
 void fake_fill_extended_operations(struct verbs_context *verbs);
-struct ibv_qp *fake_create_receiver(struct ibv_context *context, void *own);
+/* From fake_completions.c. */
+void fake_fill_completion_operations(struct verbs_context *verbs);
+int fake_is_queue(struct ibv_cq *cq);
 /* With fake_lock. */
 void fake_add_completion(struct ibv_cq *cq, const struct ibv_wc *completion);
 void fake_use_queue(struct ibv_cq *cq, int change);

@@ -22,7 +22,10 @@ import ndpy
 from ndpy.platforms.verbs import adapter_info, native_calls, probing, softverbs
 from ndpy.vocabulary import system_files
 
-SOURCES = [Path(__file__).with_name(f"fake_{part}.c") for part in ("verbs", "points", "queues", "connections", "xrc")]
+SOURCES = [
+    Path(__file__).with_name(f"fake_{part}.c")
+    for part in ("verbs", "points", "completions", "queues", "connections", "xrc")
+]
 HEADER = Path(__file__).with_name("fake_verbs.h")
 SOFTVERBS = Path(__file__).with_name("fake_softverbs.c")
 
