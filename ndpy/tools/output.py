@@ -5,6 +5,7 @@ encoding.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -99,6 +100,26 @@ def write_report(path: Path, report: bytes) -> None:
         path.write_bytes(report)
 
 
+def write_json(path: Path, values: Any) -> None:
+    """Write a report as JSON. Raises OSError."""
+    write_report(path, (json.dumps(values, indent=2) + "\n").encode())
+
+
+def write_all(command: str, *reports: tuple[Path | None, Callable[[Path], None]]) -> int:
+    """Write the reports that a command was asked for, each by its function.
+
+    Returns the exit status. It is 1 if one cannot be written, which the command says. Those after it are not written.
+    """
+    try:
+        for path, write in reports:
+            if path is not None:
+                write(path)
+    except OSError as error:
+        click.echo(f"{command}: {why_unwritten(error)}", err=True)
+        return 1
+    return 0
+
+
 def why_unwritten(error: OSError) -> str:
     """Why write_report() failed."""
     return f"{error.filename or 'standard output'}: {error.strerror or error}"
@@ -119,6 +140,14 @@ def console() -> Console:
     """Standard output, now."""
     made = Console(highlight=False)
     return made if made.is_terminal else Console(highlight=False, width=_WIDTH_OF_FILES)
+
+
+def new_table(*columns: str, **options: Any) -> Table:
+    """A table without lines. options: those of each column."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, **options)
+    return table
 
 
 def print_table(table: Table, *, wraps: bool = False) -> None:

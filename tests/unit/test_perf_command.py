@@ -23,6 +23,7 @@ from ndpy.tools.cli.perf.figures import PERCENTILES, Bandwidth, Distribution, La
 from ndpy.tools.cli.perf.limits import MaxLatency, MinRate, parse_max_us
 from ndpy.tools.cli.perf.plan import ALL_SIZES, TESTS, Plan
 from ndpy.tools.cli.perf.watch import Ended, Stalled, Watch
+from ndpy.tools.output import write_json
 
 SEED = 20240229
 
@@ -189,7 +190,7 @@ def test_histogram_lines_have_bars_in_proportion():
 
 
 def test_json_has_everything(tmp_path):
-    report.write_json(tmp_path / "x.json", run_of(*LATENCIES, broken=["too slow"]))
+    write_json(tmp_path / "x.json", run_of(*LATENCIES, broken=["too slow"]).to_dict())
     written = json.loads((tmp_path / "x.json").read_text())
     assert (written["test"], written["adapter"], written["depth"]) == ("write_lat", "rxe0", 1)
     assert (written["passed"], written["broken_limits"]) == (False, ["too slow"])

@@ -11,6 +11,7 @@ from ndpy import Capability
 from ndpy.tools.cli.peers import PeerLost
 from ndpy.tools.cli.smoke import report, runner
 from ndpy.tools.cli.smoke.catalog import GROUPS, Check, Failure, Result, Skip, Verdict, load
+from ndpy.tools.output import write_json
 from ndpy.vocabulary.quirks import Quirk
 
 BOUNDS = "windows/write-past-end"
@@ -156,7 +157,7 @@ def test_a_peer_that_cannot_be_had_fails_once(capsys, tmp_path):
     assert [result.verdict for result in outcome.results] == [Verdict.PASS, Verdict.FAIL]
     assert capsys.readouterr().out.count("no peer at 192.0.2.9") == 1
     assert outcome.not_run == [check.full_name for check in checks[2:]]
-    report.write_json(tmp_path / "out.json", outcome)
+    write_json(tmp_path / "out.json", outcome.to_dict())
     assert len(json.loads((tmp_path / "out.json").read_text())["not_run"]) == 79
 
 
@@ -219,7 +220,7 @@ def test_json_and_junit_say_the_same(tmp_path):
     outcome, _, _ = run(
         make_check(lambda testbed: "fine", "good"), make_check(fails("wrong <&>\x01"), "bad"), make_check(fails("was not refused"), "write-past-end")
     )  # fmt: skip
-    report.write_json(tmp_path / "out.json", outcome)
+    write_json(tmp_path / "out.json", outcome.to_dict())
     report.write_junit(tmp_path / "out.xml", outcome)
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["summary"] == {"pass": 1, "fail": 1, "known": 1, "skip": 0}

@@ -13,27 +13,15 @@ import ndpy
 from ndpy.platforms import find, unlisted
 from ndpy.tools.cli.counters import show, watch
 from ndpy.tools.cli.numbers import Number
-from ndpy.tools.output import JsonCommand, print_table
+from ndpy.tools.output import JsonCommand, new_table, print_table
 from ndpy.vocabulary.placement import placement_warning
 
 _STATE_STYLES = {"active": "green", "down": "red"}
 
 
 def _table(infos: list[ndpy.AdapterInfo]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in (
-        "adapter",
-        "provider",
-        "transport",
-        "state",
-        "addresses",
-        "netdev",
-        "NUMA",
-        "MTU",
-        "firmware",
-        "driver",
-    ):
-        table.add_column(column)
+    names = ("adapter", "provider", "transport", "state", "addresses", "netdev", "NUMA", "MTU", "firmware", "driver")
+    table = new_table(*names)
     for info in infos:
         table.add_row(
             Text(info.name, style="bold"),

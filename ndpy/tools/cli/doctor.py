@@ -21,6 +21,7 @@ from ndpy.tools.output import (
     STDOUT,
     JsonCommand,
     beside_reports,
+    new_table,
     output_option,
     print_table,
     why_unwritten,
@@ -69,8 +70,7 @@ def _meaning(info: ndpy.AdapterInfo, which: str) -> str:
 
 
 def _table(findings: list[Finding]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("verdict")
+    table = new_table("verdict")
     table.add_column("check", overflow="fold", max_width=34)
     table.add_column("what was found", overflow="fold")
     for finding in findings:

@@ -20,7 +20,7 @@ from ndpy.tools.cli.perf.limits import Limit, MinRate, parse_max_us
 from ndpy.tools.cli.perf.plan import ALL_SIZES, COMPLETE_EVERY, DEFAULT_DEPTH, Plan, Test
 from ndpy.tools.cli.perf.watch import Stalled
 from ndpy.tools.cli.sources import open_from, peer_name
-from ndpy.tools.output import STDOUT, beside_reports, why_unwritten
+from ndpy.tools.output import STDOUT, beside_reports, write_all, write_json
 from ndpy.vocabulary.placement import placement_warning
 
 _INTERRUPTED = 130
@@ -125,7 +125,12 @@ class Measurement:
                     text for result in run.results for limit in self._limits if (text := limit.broken_by(result))
                 ]
             report.show(run, histogram=options["histogram"])
-        status = self._write_files()
+        status = write_all(
+            "perf",
+            (options["json_file"], lambda path: write_json(path, run.to_dict())),
+            (options["csv_file"], lambda path: report.write_csv(path, run)),
+            (options["plot_file"], lambda path: plot.write_plot(path, run)),
+        )
         for text in run.broken:
             click.echo(f"perf: limit broken: {text}", err=True)
         if run.error:
@@ -134,20 +139,6 @@ class Measurement:
             click.echo("perf: interrupted", err=True)
             return _INTERRUPTED
         return status if run.passed else 1
-
-    def _write_files(self) -> int:
-        options, run = self._options, self._run
-        try:
-            if options["json_file"] is not None:
-                report.write_json(options["json_file"], run)
-            if options["csv_file"] is not None:
-                report.write_csv(options["csv_file"], run)
-            if options["plot_file"] is not None:
-                plot.write_plot(options["plot_file"], run)
-        except OSError as error:
-            click.echo(f"perf: {why_unwritten(error)}", err=True)
-            return 1
-        return 0
 
     def _measure(self) -> None:
         run, plan, peer_host = self._run, self._plan, self._options["peer_host"]

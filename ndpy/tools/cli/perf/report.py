@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from ndpy.tools.cli.perf.figures import PERCENTILES, Bandwidth, Bucket, Latency, Result
-from ndpy.tools.output import SPINNER, print_table, write_report
+from ndpy.tools.output import SPINNER, new_table, print_table, write_report
 
 #: The progress bar is drawn by the thread that measures, so not often.
 _REDRAW_S = 1.0
@@ -55,11 +54,10 @@ class Run:
 
 def table(results: Sequence[Result]) -> Table:
     """The results of a run as a table. Times are in microseconds."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
     latency = bool(results) and isinstance(results[0], Latency)
     times = ["min", *(f"{percent:g} %" for percent in PERCENTILES), "max", "mean", "stdev"]
-    for column in ["bytes", "iterations", *(times if latency else ["Gb/s", "MiB/s", "Mpps"])]:
-        made.add_column(column, justify="right", no_wrap=True)
+    names = ["bytes", "iterations", *(times if latency else ["Gb/s", "MiB/s", "Mpps"])]
+    made = new_table(*names, justify="right", no_wrap=True)
     for result in results:
         made.add_row(str(result.size), str(result.iterations), *_cells(result))
     return made
@@ -104,10 +102,6 @@ def show(run: Run, *, histogram: bool) -> None:
     for result in run.results:
         if histogram and isinstance(result, Latency):
             click.echo("\n".join([f"\n{result.size} bytes", *histogram_lines(result.times.histogram())]))
-
-
-def write_json(path: Path, run: Run) -> None:
-    write_report(path, (json.dumps(run.to_dict(), indent=2) + "\n").encode())
 
 
 def write_csv(path: Path, run: Run) -> None:

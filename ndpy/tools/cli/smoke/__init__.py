@@ -20,7 +20,7 @@ from ndpy.tools.cli.smoke.runner import Runner, describe
 from ndpy.tools.cli.smoke.server import serve_client
 from ndpy.tools.cli.smoke.testbed import Testbed
 from ndpy.tools.cli.sources import open_from, source_options
-from ndpy.tools.output import beside_reports, output_option, why_unwritten
+from ndpy.tools.output import beside_reports, output_option, write_all, write_json
 from ndpy.vocabulary.counters import changes
 from ndpy.vocabulary.flags import Capability
 from ndpy.vocabulary.quirks import is_software
@@ -99,14 +99,12 @@ def command(
         if run.errors_counted():
             click.echo(run.errors_counted())
         click.echo(run.summary())
-    try:
-        if json_file is not None:
-            report.write_json(json_file, run)
-        if junit_file is not None:
-            report.write_junit(junit_file, run)
-    except OSError as error:
-        click.echo(f"smoke: {why_unwritten(error)}", err=True)
-        status = status or 1
+    unwritten = write_all(
+        "smoke",
+        (json_file, lambda path: write_json(path, run.to_dict())),
+        (junit_file, lambda path: report.write_junit(path, run)),
+    )
+    status = status or unwritten
     if stuck:
         # A thread that is stuck in the kernel would keep the interpreter from exiting.
         sys.stdout.flush()

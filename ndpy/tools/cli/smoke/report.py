@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,10 +146,6 @@ def _line(result: Result, with_reference: bool) -> tuple[str, str]:
         reason += f"\nsee {result.reference}"
     reason = reason.replace("\n", "\n" + " " * 6)
     return f"{result.verdict.value:5}", f" {result.check.full_name:38} {result.seconds:6.2f} s  {reason}"
-
-
-def write_json(path: Path, run: Run) -> None:
-    write_report(path, (json.dumps(run.to_dict(), indent=2) + "\n").encode())
 
 
 def write_junit(path: Path, run: Run) -> None:
