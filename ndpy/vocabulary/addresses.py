@@ -123,12 +123,7 @@ def listening_address(addresses: Sequence[str], address: Address) -> Address:
     The host "" or "*" is the wildcard. If the adapter has only one address of the family, that address replaces the
     wildcard, which would take requests for other adapters, too.
     """
-    try:
-        host, port = address[0], address[1]
-    except (TypeError, IndexError):
-        raise _malformed(address) from None
-    if isinstance(address, (str, bytes)):
-        raise _malformed(address)
+    host, port = check_address(address)
     if host in ("", "*"):
         has_ipv6 = any(":" in entry for entry in addresses)
         host = "::" if has_ipv6 and not any("." in entry for entry in addresses) else "0.0.0.0"

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from ndpy.tools.cli.channel import REPLY_LIMIT, Channel, ChannelClosed, ChannelError, SecretListener, printable
 from ndpy.vocabulary.addresses import Reach, plain_address, reach
+from ndpy.vocabulary.info import is_address
 
 _START_LIMIT_S = 60.0
 _CONNECT_LIMIT_S = 10.0
@@ -209,13 +210,7 @@ class PeerDescription:
 
 def _is_address(text: str) -> bool:
     # A scope is a name, which may be of any characters.
-    if len(text) > 64 or not text.isprintable():
-        return False
-    try:
-        plain_address(text)
-    except ValueError:
-        return False
-    return True
+    return len(text) <= 64 and text.isprintable() and is_address(text)
 
 
 class PeerLink:

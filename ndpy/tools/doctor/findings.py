@@ -20,6 +20,9 @@ _KILL_LIMIT_S = 5.0
 # Libraries may print a lot. The first lines say what is wrong.
 _MOST_LINES = 10
 _REPORT = "Please report this; the other findings are not affected"
+_INSTALL_AGAIN = (
+    "a library or driver that is loaded there is broken; install it again, in a version that fits the others"
+)
 
 
 class Verdict(str, enum.Enum):
@@ -114,23 +117,13 @@ def examine_apart(check: str, module: str, function: str, *arguments: str, limit
         found = [Finding(**{**values, "verdict": Verdict(values["verdict"])}) for values in json.loads(out)]
     except (ValueError, TypeError, KeyError):
         words = f"; its last words: {said[-1]}" if said else ""
-        return [
-            failed(
-                check,
-                f"the process that examined this {_ending(process.returncode)}{words}",
-                "a library or driver that is loaded there is broken; install it again, in a version that fits the "
-                "others",
-            )
-        ]
+        return [failed(check, f"the process that examined this {_ending(process.returncode)}{words}", _INSTALL_AGAIN)]
     if process.returncode:
         # The answer was whole. What the libraries do when a process ends came after it.
-        broken = failed(
-            check,
-            f"the process that examined this {_ending(process.returncode)} after its answer: programs that use the "
-            f"adapter will end so",
-            "a library or driver that is loaded there is broken; install it again, in a version that fits the others",
+        message = (
+            f"the process that examined this {_ending(process.returncode)} after its answer: programs that use the"
         )
-        found.append(broken)
+        found.append(failed(check, f"{message} adapter will end so", _INSTALL_AGAIN))
     remedy = "this is what the libraries print themselves; see to it if adapters are missing or slow"
     return [*found, *(warned(check, line, remedy) for line in list(dict.fromkeys(said))[:_MOST_LINES])]
 

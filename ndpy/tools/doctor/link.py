@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ndpy.vocabulary.addresses import plain_address
-from ndpy.vocabulary.info import AdapterInfo, Gid, PortInfo
+from ndpy.vocabulary.info import AdapterInfo, Gid, PortInfo, is_address
 from ndpy.vocabulary.quirks import Quirk
 
 PRIORITIES = 8
@@ -45,12 +45,7 @@ def _one_of(value: Any, name: str, allowed: tuple[str, ...]) -> str | None:
 
 def _address(value: Any, name: str = "") -> str | None:
     """An IP address, without the scope of its machine."""
-    if not isinstance(value, str) or len(value) > 64:
-        return None
-    try:
-        return str(plain_address(value))
-    except ValueError:
-        return None
+    return str(plain_address(value)) if isinstance(value, str) and len(value) <= 64 and is_address(value) else None
 
 
 def _addresses(value: Any, name: str) -> tuple[str, ...]:

@@ -14,15 +14,16 @@ from pathlib import Path
 
 from ndpy.errors import NdpyError, ProviderNotFoundError
 from ndpy.platforms.verbs import device_files, distribution, softverbs
-from ndpy.platforms.verbs.adapter_info import SILENT, describe, open_context
+from ndpy.platforms.verbs.adapter_info import SILENT
 from ndpy.platforms.verbs.interfaces import is_up
 from ndpy.platforms.verbs.native_calls import LIBRARIES, has_symbol, lib, load
 from ndpy.tools.doctor.findings import Finding, examine, examine_apart, failed, passed, split_remedy, warned
 from ndpy.tools.doctor.linux_drivers import examine_unlisted, list_devices
+from ndpy.tools.doctor.linux_link import look_up
 from ndpy.tools.doctor.linux_system import examine_nofile, examine_system
 from ndpy.vocabulary.addresses import Reach, reach
 from ndpy.vocabulary.flags import Capability
-from ndpy.vocabulary.info import AdapterInfo, Gid, PortInfo, as_named, port_in_use
+from ndpy.vocabulary.info import AdapterInfo, Gid, PortInfo, as_named, is_address, port_in_use
 from ndpy.vocabulary.placement import placement_warning
 from ndpy.vocabulary.quirks import Quirk, quirks_of
 from ndpy.vocabulary.system_files import names, path, read, read_number
@@ -160,7 +161,7 @@ def examine_devices(adapter: str = "") -> list[Finding]:
     others = device_files.of_others(files, adapter)
     for name in listed.devices:
         try:
-            infos.append(_describe(name))
+            infos.append(look_up(name))
         except (NdpyError, OSError) as error:
             otherwise = "look at the kernel's log (dmesg) for what the driver says"
             named = adapter in ("", name) or adapter.rpartition(":")[0] == name
@@ -188,19 +189,11 @@ def _only(info: AdapterInfo, adapter: str) -> AdapterInfo:
     return info if adapter == info.name or port is None else dataclasses.replace(info, ports=(port,))
 
 
-def _describe(name: str) -> AdapterInfo:
-    context = open_context(name)
-    try:
-        return describe(context, name)
-    finally:
-        lib.ibv_close_device(context)
-
-
 def examine_softverbs() -> Iterator[Finding]:
     """Examine soft0, the software adapter of this package."""
     name = softverbs.NAME
     try:
-        info = _describe(name)
+        info = look_up(name)
     except (NdpyError, OSError) as error:
         verdict = failed if softverbs.is_asked_for() else warned
         yield verdict(name, *split_remedy(str(error), "install ndpy again with pip"))
@@ -279,10 +272,7 @@ def _mtu(check: str, port: PortInfo) -> Finding:
 
 def routable(gid: Gid) -> bool:
     """Return whether routers forward a RoCE GID."""
-    try:
-        return reach(gid.address) is Reach.ROUTABLE
-    except ValueError:
-        return False
+    return is_address(gid.address) and reach(gid.address) is Reach.ROUTABLE
 
 
 def _shown(gid: Gid, with_interface: bool) -> str:

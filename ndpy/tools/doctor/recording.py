@@ -19,11 +19,11 @@ import psutil
 
 from ndpy.errors import NdpyError
 from ndpy.platforms.verbs import distribution
-from ndpy.platforms.verbs.adapter_info import describe, device_names, folder_of, open_context
+from ndpy.platforms.verbs.adapter_info import device_names, folder_of
 from ndpy.platforms.verbs.device_files import KUBERNETES_SECRETS, in_container, in_pod
 from ndpy.platforms.verbs.interfaces import Interfaces, is_up
 from ndpy.platforms.verbs.interfaces import folder_of as interface_folder
-from ndpy.platforms.verbs.native_calls import lib
+from ndpy.tools.doctor.linux_link import look_up
 from ndpy.tools.doctor.linux_system import control_group_files, kernel_release
 from ndpy.tools.doctor.pseudonyms import Pseudonyms
 from ndpy.vocabulary.flags import Capability
@@ -166,16 +166,9 @@ def _listed() -> dict[str, AdapterInfo | Exception]:
         return {}
     for name in listed:
         try:
-            context = open_context(name)
+            found[name] = look_up(name)
         except (NdpyError, OSError) as error:
             found[name] = error
-            continue
-        try:
-            found[name] = describe(context, name)
-        except (NdpyError, OSError) as error:
-            found[name] = error
-        finally:
-            lib.ibv_close_device(context)
     return found
 
 

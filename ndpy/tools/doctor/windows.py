@@ -13,7 +13,7 @@ from ndpy.errors import NdpyError, ProviderError, ProviderNotFoundError, Unsuppo
 from ndpy.platforms.networkdirect import dll_header, interfaces, winsock_catalogue
 from ndpy.tools.doctor.findings import Finding, Verdict, examine, examine_apart, failed, passed, split_remedy, warned
 from ndpy.vocabulary.addresses import Reach, plain_address, reach
-from ndpy.vocabulary.info import as_named
+from ndpy.vocabulary.info import as_named, is_address
 
 # For a provider that is named by its path.
 _NO_ID = "00000000-0000-0000-0000-000000000000"
@@ -168,7 +168,7 @@ def _examine_interfaces(label: str, addresses: list[str]) -> Iterator[Finding]:
         interface = own.get(_plain(address))
         if interface is not None:
             shown[interface] = states.get(interface, True)
-        elif not _is_loopback(address):
+        elif not is_address(address) or reach(address) is not Reach.LOOPBACK:
             remedy = "see that the adapter is plugged in and enabled (Get-NetAdapter), then start the program again"
             yield warned(check, f"{address} is no address of an interface that Windows shows", remedy)
     for interface, up in shown.items():
@@ -181,17 +181,7 @@ def _examine_interfaces(label: str, addresses: list[str]) -> Iterator[Finding]:
 
 def _plain(address: str) -> str:
     """Return an address in one spelling, without its scope."""
-    try:
-        return str(plain_address(address))
-    except ValueError:
-        return address
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return reach(address) is Reach.LOOPBACK
-    except ValueError:
-        return False
+    return str(plain_address(address)) if is_address(address) else address
 
 
 def examine_adapters(adapter: str = "") -> Iterator[Finding]:

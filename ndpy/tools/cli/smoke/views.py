@@ -9,6 +9,7 @@ from typing import Any
 
 from ndpy.tools.doctor.ends import FAR, NEAR
 from ndpy.vocabulary.addresses import plain_address
+from ndpy.vocabulary.info import is_address
 
 _LONGEST = 64
 
@@ -44,13 +45,10 @@ def plain(address: Any) -> str | None:
     """An IP address in its usual form, without the scope of its machine. None if this is not one."""
     if isinstance(address, (bytes, bytearray)) and len(address) == 16:
         parsed: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.IPv6Address(bytes(address))
-    elif not isinstance(address, str) or len(address) > _LONGEST:
-        return None
+    elif isinstance(address, str) and len(address) <= _LONGEST and is_address(address):
+        parsed = plain_address(address)
     else:
-        try:
-            parsed = plain_address(address)
-        except ValueError:
-            return None
+        return None
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return str(mapped or parsed)
 
