@@ -245,8 +245,10 @@ class VerbsCompletionQueue(CompletionQueue):
         native, self._native = self._native, None
         try:
             free_once(self, "_cq", "close completion queue", lib.ibv_destroy_cq)
-        except errors.NdpyError:
-            self._native = native
+        except BaseException:
+            # The provider refused, or Ctrl-C came before the call.
+            if self._cq is not None:
+                self._native = native
             raise
         self._detach()
         if native is not None:

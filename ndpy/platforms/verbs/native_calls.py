@@ -144,11 +144,15 @@ def free_once(owner: Any, field: str, operation: str, call: Callable[[Any], int]
     native = getattr(owner, field)
     if native == none:
         return
-    setattr(owner, field, none)
+    is_called = False
     try:
+        # Ctrl-C may come between these two as well. Then nothing was freed.
+        setattr(owner, field, none)
+        is_called = True
         check(operation, call(native))
-    except ProviderError:
-        setattr(owner, field, native)
+    except BaseException as error:
+        if not is_called or isinstance(error, ProviderError):
+            setattr(owner, field, native)
         raise
 
 
