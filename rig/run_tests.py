@@ -282,7 +282,7 @@ NOT_UNDER_TSAN = """
     --deselect tests/contract/test_registration_cache_monitor.py::test_k_1_8_monitored_memory_in_use_is_detached_and_deregistered_on_release
 """
 THREADS = """
-    tests/unit/test_core.py tests/unit/test_core_regions.py tests/unit/test_lease.py
+    tests/unit/test_core.py tests/unit/test_core_locks.py tests/unit/test_core_regions.py tests/unit/test_lease.py
     tests/contract/test_several_threads.py tests/contract/test_registration_cache_threads.py
 """
 

@@ -213,6 +213,15 @@ def contents(region: ndpy.MemoryRegion) -> bytes:
     return bytes(region.buffer)
 
 
+def is_free(buffer: bytearray) -> bool:
+    """Whether nobody holds the buffer's memory."""
+    try:
+        buffer.append(0)
+    except BufferError:
+        return False
+    return True
+
+
 def fill(region: ndpy.MemoryRegion, data: bytes, offset: int = 0) -> None:
     """Write bytes into a region's buffer, as a program would."""
     host = remote.host_of(region)

@@ -1,13 +1,11 @@
-"""ndpy._core by itself: the lock of an object, and regions over a registrar of the test."""
+"""ndpy._core by itself: regions over a registrar of the test, and the lives of objects."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import signal
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,173 +13,14 @@ from typing import Any
 
 import pytest
 from kit.deadlines import DEADLINE_S
+from kit.helpers import is_free
+from kit.walking import Elsewhere
 
 import ndpy
 from ndpy import Access, _core
 
 HANDLE = 0x5000
 LONGEST = 1 << 20
-
-
-def started(call: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    return thread
-
-
-def ended(*threads: threading.Thread) -> None:
-    for thread in threads:
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
-
-
-def elsewhere(call: Callable[[], Any]) -> Any:
-    """The result of a call in another thread."""
-    results: list[Any] = []
-    ended(started(lambda: results.append(call())))
-    return results[0]
-
-
-def is_free(buffer: bytearray) -> bool:
-    try:
-        buffer.append(0)
-    except BufferError:
-        return False
-    return True
-
-
-# ---- locks ----
-
-
-def test_the_thread_that_holds_a_lock_may_take_it_again():
-    lock = _core.RLock()
-    with lock:
-        assert lock.acquire()
-        lock.release()
-        assert elsewhere(lambda: lock.acquire(False)) is False
-    assert elsewhere(lambda: lock.acquire(False) and lock.release() is None)
-
-
-def test_only_its_thread_releases_a_lock():
-    lock = _core.RLock()
-    with pytest.raises(RuntimeError, match="does not hold"):
-        lock.release()
-
-    def release() -> str:
-        try:
-            lock.release()
-        except RuntimeError as error:
-            return str(error)
-        return ""
-
-    with lock:
-        assert "does not hold" in elsewhere(release)
-    assert elsewhere(lambda: lock.acquire(False))
-
-
-def test_a_wait_for_a_lock_ends_at_its_deadline():
-    lock = _core.RLock()
-    with lock:
-        began = time.monotonic()
-        assert elsewhere(lambda: lock.acquire(timeout=0.05)) is False
-        assert time.monotonic() - began >= 0.05
-    assert elsewhere(lambda: lock.acquire(timeout=DEADLINE_S))
-
-
-def test_a_thread_that_gave_up_takes_no_others_turn():
-    lock, got = _core.RLock(), threading.Event()
-    lock.acquire()
-    waiting = started(lambda: lock.acquire() and got.set())
-    for _ in range(3):
-        assert elsewhere(lambda: lock.acquire(timeout=0.01)) is False
-    assert not got.wait(0.05)
-    lock.release()
-    assert got.wait(DEADLINE_S)
-    ended(waiting)
-
-
-def test_a_thread_that_is_woken_too_late_waits_for_the_rest_of_its_time_only():
-    lock, stop, is_held = _core.RLock(), threading.Event(), threading.Event()
-
-    def wake_in_vain() -> None:
-        lock.acquire()
-        is_held.set()
-        for _ in range(int(DEADLINE_S / 0.02)):
-            if stop.wait(0.02):
-                break
-            # No other thread runs between these two.
-            lock.release()
-            lock.acquire()
-        lock.release()
-
-    thread = started(wake_in_vain)
-    assert is_held.wait(DEADLINE_S)
-    began = time.monotonic()
-    got = lock.acquire(timeout=0.3)
-    took = time.monotonic() - began
-    stop.set()
-    if got:
-        lock.release()
-    ended(thread)
-    assert got or took >= 0.3
-    assert took < DEADLINE_S / 2
-
-
-def test_a_wait_for_a_lock_may_be_as_long_as_one_likes():
-    lock, is_held = _core.RLock(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            is_held.set()
-            time.sleep(0.05)
-
-    thread = started(hold)
-    assert is_held.wait(DEADLINE_S)
-    assert lock.acquire(timeout=1e18)
-    lock.release()
-    ended(thread)
-
-
-def test_of_many_threads_one_at_a_time_has_the_lock():
-    lock, inside, most, turns = _core.RLock(), [], [], []
-
-    def work() -> None:
-        for _ in range(50):
-            with lock, lock:
-                inside.append(1)
-                time.sleep(0)
-                most.append(len(inside))
-                inside.pop()
-            turns.append(1)
-
-    ended(*[started(work) for _ in range(8)])
-    assert (set(most), len(turns)) == ({1}, 400)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pthread_kill")
-@pytest.mark.parametrize("take", [lambda lock: lock.acquire(), lambda lock: lock.__enter__()])
-def test_ctrl_c_ends_the_wait_for_a_lock(take):
-    lock, leave = _core.RLock(), threading.Event()
-    held = threading.Event()
-
-    def hold() -> None:
-        with lock:
-            held.set()
-            leave.wait(DEADLINE_S)
-
-    holder = started(hold)
-    assert held.wait(DEADLINE_S)
-    timer = threading.Timer(0.1, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
-    timer.start()
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        take(lock)
-    assert time.monotonic() - began < DEADLINE_S
-    timer.join()
-    leave.set()
-    ended(holder)
-    with lock:
-        pass
 
 
 # ---- regions ----
@@ -406,7 +245,7 @@ def test_an_adapter_counts_a_region_while_it_is_registered(adapter, registrar):
 
 
 def test_other_threads_run_while_it_registers_and_deregisters(adapter, registrar):
-    registrar.during = lambda: elsewhere(lambda: None)
+    registrar.during = lambda: Elsewhere(lambda: None).start().result()
     adapter.register(bytearray(8)).close()
 
 
@@ -456,25 +295,26 @@ def test_two_threads_close_it_once(adapter, registrar):
         assert go_on.wait(DEADLINE_S)
 
     registrar.during = wait
-    first = started(region.close)
+    first = Elsewhere(region.close).start()
     assert inside.wait(DEADLINE_S)
-    second = started(region.close)
-    second.join(0.05)
+    second = Elsewhere(region.close).start()
+    second.thread.join(0.05)
     # It waits for the first one.
-    assert second.is_alive()
+    assert second.thread.is_alive()
     assert not region.closed
     go_on.set()
-    ended(first, second)
+    first.result()
+    second.result()
     assert registrar.left == set()
 
 
 def test_close_waits_for_whoever_has_the_regions_lock(adapter):
     region = adapter.register(bytearray(8))
     with region._lifetime:
-        closing = started(region.close)
-        closing.join(0.05)
+        closing = Elsewhere(region.close).start()
+        closing.thread.join(0.05)
         assert not region.closed
-    ended(closing)
+    closing.result()
     assert region.closed
 
 
@@ -482,7 +322,7 @@ def test_a_thread_may_close_a_region_whose_lock_it_has(adapter):
     region = adapter.register(bytearray(8))
     with region._lifetime:
         region.close()
-    assert elsewhere(lambda: region._lifetime.acquire(False))
+    assert Elsewhere(lambda: region._lifetime.acquire(False)).start().result()
 
 
 def test_a_region_in_use_is_closed_by_python(adapter, registrar):
@@ -554,7 +394,7 @@ def test_what_waking_the_adapter_raises_comes_out_of_close(adapter, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         region.close()
     assert region.closed
-    assert elsewhere(lambda: region._lifetime.acquire(False))
+    assert Elsewhere(lambda: region._lifetime.acquire(False)).start().result()
 
 
 # ---- dropped regions ----

@@ -24,6 +24,7 @@ FLAGS = ["-std=gnu11", "-O1", "-g", "-fno-omit-frame-pointer", "-Wall", "-Wextra
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 TESTS = [
     "test_core.py",
+    "test_core_locks.py",
     "test_core_regions.py",
     "test_lists_of_requests.py",
     "test_datagram_completions.py",

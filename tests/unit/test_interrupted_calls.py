@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kit.helpers import is_free
 from racing import DEADLINE_S, Elsewhere, Queue
 
 import ndpy
@@ -209,14 +210,6 @@ def test_failures_are_found_among_the_completions_of_an_interrupted_poll(fake, a
     assert [scene.queue._find_failure(first) for first in range(6)] == [1, 5, 5, 5, 5, 0]
     assert len(scene.queue.poll()) == 5
     scene.close()
-
-
-def is_free(buffer: bytearray) -> bool:
-    try:
-        buffer.append(0)
-    except BufferError:
-        return False
-    return True
 
 
 def test_an_interrupted_reregistration_frees_no_memory_that_the_adapter_may_use(fake):

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from kit.deadlines import DEADLINE_S, wait_until
+from kit.helpers import is_free
 from racing import Elsewhere
 
 import ndpy
@@ -61,15 +62,6 @@ def held(fake, adapter, count: int) -> list[ndpy.Pending]:
     pendings = [adapter.begin_register(bytearray(LARGE)) for _ in range(count)]
     wait_until(lambda: fake.seen.at_once == min(count, THREADS), "the threads register")
     return pendings
-
-
-def is_free(buffer: bytearray) -> bool:
-    """Whether nobody holds the buffer's memory."""
-    try:
-        buffer.append(0)
-    except BufferError:
-        return False
-    return True
 
 
 def test_beginning_does_not_wait_and_four_are_made_at_once(fake, adapter):

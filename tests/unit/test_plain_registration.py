@@ -9,19 +9,12 @@ import threading
 from typing import Any
 
 import pytest
+from kit.helpers import is_free
 from racing import Elsewhere, Points, wait_until, walk
 
 import ndpy
 from ndpy import Access
 from ndpy.platforms.verbs.memory import VerbsMemoryRegion
-
-
-def is_free(buffer: bytearray) -> bool:
-    try:
-        buffer.append(0)
-    except BufferError:
-        return False
-    return True
 
 
 @pytest.fixture

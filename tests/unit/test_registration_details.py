@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from kit import linux_only as linux_only
+from kit.helpers import is_free
 from ndpy._verbs import ffi, lib
 
 import ndpy
@@ -31,14 +32,6 @@ IOVA = {"iova_errno": 0}
 
 def address_of(buffer) -> int:
     return int(ffi.cast("uintptr_t", ffi.from_buffer(buffer)))
-
-
-def is_free(buffer: bytearray) -> bool:
-    try:
-        buffer.append(0)
-    except BufferError:
-        return False
-    return True
 
 
 # ---- claimed capabilities ----
