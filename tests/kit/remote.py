@@ -21,6 +21,9 @@ Each thread has a connection of its own, which is served by a thread of its own.
 call of another thread. One more connection, the first, stands for the client process: the server ends when it ends.
 
 Messages are pickled. Use this between machines that trust each other.
+
+This is one file of 800 lines, because the other host runs it as a program, which cannot import other modules of the
+tests before main(). Both sides and what crosses between them have to be the same version.
 """
 
 from __future__ import annotations
