@@ -89,18 +89,17 @@ class Entry(_core.Entry):
         self.grants: set[Grant] = set()
 
 
+@dataclass(eq=False, slots=True)
 class Loading:
     """A registration that is under way. Other threads that want a part of its range wait for it."""
 
-    __slots__ = ("end", "invalid", "root", "start")
-
-    def __init__(self, root: Any, start: int, end: int) -> None:
-        self.root = root
-        self.start = start
-        self.end = end
-        self.invalid = False
+    root: Any
+    start: int
+    end: int
+    invalid: bool = False
 
 
+@dataclass(eq=False, slots=True)
 class Grant(Uncopied):
     """A right of a peer: a bound window, or a region with remote rights.
 
@@ -109,17 +108,12 @@ class Grant(Uncopied):
         ended: whether it was revoked completely.
     """
 
-    __slots__ = ("ended", "entry", "live", "queue_pair", "region", "window")
-
-    def __init__(
-        self, entry: Entry, queue_pair: QueuePair, window: MemoryWindow | None, region: MemoryRegion | None
-    ) -> None:
-        self.entry = entry
-        self.queue_pair = queue_pair
-        self.window = window
-        self.region = region
-        self.live = True
-        self.ended = False
+    entry: Entry
+    queue_pair: QueuePair
+    window: MemoryWindow | None
+    region: MemoryRegion | None
+    live: bool = True
+    ended: bool = False
 
 
 #: Registered memory for the time of its use.

@@ -247,9 +247,7 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
                             entry.queue_pairs = None
                         elif entry.queue_pairs is not None:
                             entry.queue_pairs.add(serial)
-                        remember_buffer(
-                            buffer, request, entry, self._known_buffers, self._monitor and self._monitor.changed
-                        )
+                        self._remember(buffer, request, entry)
                         return entry
                     if any(
                         load.root is request.root and load.start < request.end and request.start < load.end
@@ -272,13 +270,15 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
                 self._close(doomed)
                 with self._changed:
                     if entry.cached:
-                        remember_buffer(
-                            buffer, request, entry, self._known_buffers, self._monitor and self._monitor.changed
-                        )
+                        self._remember(buffer, request, entry)
                 return entry
             except BaseException:
                 self._give_up(loading, region, watch, taken)
                 raise
+
+    def _remember(self, buffer: Any, request: MemoryRange, entry: Entry) -> None:
+        changed = None if self._monitor is None else self._monitor.changed
+        remember_buffer(buffer, request, entry, self._known_buffers, changed)
 
     def _give_up(self, loading: Loading | None, region: MemoryRegion | None, watch: Any, taken: Entry | None) -> None:
         """A registration has failed, or Ctrl-C has ended a use. The region may be in the cache already."""

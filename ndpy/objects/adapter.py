@@ -162,12 +162,7 @@ class Adapter(Registrar):
             UnsupportedError: info.capabilities lacks MEMORY_WINDOWS.
         Source: IND2Adapter::CreateMemoryWindow (contract E.1); ibv_alloc_mw(3).
         """
-        self._check()
-        if Capability.MEMORY_WINDOWS not in self.info.capabilities:
-            raise errors.UnsupportedError(
-                f"{self.info.name} ({self.info.driver}) has no memory windows; register with remote access instead",
-                operation="create memory window",
-            )
+        self._require(Capability.MEMORY_WINDOWS, "create memory window")
         return self._make(self._classes.window)
 
     def create_completion_queue(
@@ -223,11 +218,7 @@ class Adapter(Registrar):
             UnsupportedError: info.capabilities lacks SHARED_RECEIVE_QUEUES.
         Source: IND2Adapter::CreateSharedReceiveQueue (contract G.5); ibv_create_srq(3).
         """
-        self._check()
-        if Capability.SHARED_RECEIVE_QUEUES not in self.info.capabilities:
-            raise errors.UnsupportedError(
-                f"{self.info.name} has no shared receive queues", operation="create shared receive queue"
-            )
+        self._require(Capability.SHARED_RECEIVE_QUEUES, "create shared receive queue")
         self._check_shared_receive_queue(depth, max_sge, threshold)
         return self._make(self._classes.shared_receive_queue, depth, max_sge, threshold)
 
@@ -270,15 +261,11 @@ class Adapter(Registrar):
                 raise ValueError(
                     "an XrcReceiveQueue takes what peers send to its number; no queue pair is created with it"
                 )
-        info = self.info
         if not isinstance(type, QueuePairType):
             raise TypeError(f"type is a QueuePairType, such as QueuePairType.UC, not {type!r:.80}")
         if type in _MADE_ELSEWHERE:
             raise ValueError(f"{_MADE_ELSEWHERE[type]} makes queue pairs of type {type.name}")
-        if _SERVICES[type] not in info.capabilities:
-            raise errors.UnsupportedError(
-                f"{info.name} has no queue pairs of type {type.name}", operation="create queue pair"
-            )
+        self._require(_SERVICES[type], "create queue pair")
         limits = QueuePairLimits(
             receive_queue_depth if srq is None else 0,
             initiator_queue_depth,
@@ -319,10 +306,7 @@ class Adapter(Registrar):
             ProviderError: the adapter refused the Q_Key or the P_Key.
         Source: ibv_create_qp(3) with IBV_QPT_UD.
         """
-        self._check()
-        info = self.info
-        if Capability.DATAGRAMS not in info.capabilities:
-            raise errors.UnsupportedError(f"{info.name} has no datagrams", operation="create queue pair")
+        self._require(Capability.DATAGRAMS, "create queue pair")
         initiator_cq = initiator_cq or receive_cq
         self._require_same_device(receive_cq, "the receive completion queue")
         self._require_same_device(initiator_cq, "the initiator completion queue")
@@ -330,7 +314,7 @@ class Adapter(Registrar):
             receive_queue_depth, initiator_queue_depth, max_receive_sge, max_initiator_sge, inline_data_size
         )
         self._check_limits(limits)
-        self._limit("max_receive_sge", max_receive_sge, min(info.max_receive_sge - 1, 31), least=0)
+        self._limit("max_receive_sge", max_receive_sge, min(self.info.max_receive_sge - 1, 31), least=0)
         self._limit("qkey", qkey, 0xFFFFFFFF, least=0)
         self._limit("pkey_index", pkey_index, 0xFFFF, least=0)
         with prevent_close(receive_cq, initiator_cq):
@@ -444,9 +428,7 @@ class Adapter(Registrar):
             UnsupportedError: info.capabilities lacks EVENTS.
         Source: ibv_get_async_event(3).
         """
-        self._check()
-        if Capability.EVENTS not in self.info.capabilities:
-            raise errors.UnsupportedError(f"{self.info.name} tells no events", operation="events")
+        self._require(Capability.EVENTS, "events")
         return self._make(EventStream)
 
     def _tell(self, event: AdapterEvent) -> None:
@@ -465,9 +447,7 @@ class Adapter(Registrar):
             UnsupportedError: info.capabilities lacks COUNTERS.
         Source: /sys/class/infiniband/NAME/ports/PORT/counters and hw_counters; rdma-statistic(8).
         """
-        self._check()
-        if Capability.COUNTERS not in self.info.capabilities:
-            raise errors.UnsupportedError(f"{self.info.name} has no counters", operation="counters")
+        self._require(Capability.COUNTERS, "counters")
         return self._native_counters()
 
     def clock(self) -> DeviceClock:

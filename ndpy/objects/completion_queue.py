@@ -495,8 +495,7 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
             raise errors.LimitExceededError(
                 f"a completion queue of {info.name} holds 1 to {info.max_completion_queue_depth}, not {depth}"
             )
-        if Capability.RESIZE_COMPLETION_QUEUE not in info.capabilities:
-            raise errors.UnsupportedError(f"{info.name} cannot resize completion queues", operation="resize")
+        self._adapter._require(Capability.RESIZE_COMPLETION_QUEUE, "resize")
         with self._lock:
             self._check()
             waiting = self._drain()

@@ -404,11 +404,7 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
 
     def _require_modify(self, operation: str) -> None:
         self._check()
-        if Capability.MODIFY not in self._adapter.info.capabilities:
-            raise errors.UnsupportedError(
-                f"{self._adapter.info.name} connects through connectors only, which set all attributes",
-                operation=operation,
-            )
+        self._adapter._require(Capability.MODIFY, operation)
 
     def _require_endpoints(self, operation: str) -> None:
         self._check()

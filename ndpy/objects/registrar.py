@@ -19,11 +19,30 @@ from ndpy.vocabulary.info import AdapterInfo
 from ndpy.vocabulary.integers import integer
 
 # Plain integers: an operation on members of an IntFlag takes a microsecond.
-_ON_DEMAND = Access.ON_DEMAND.value
-_RELAXED_ORDERING = Access.RELAXED_ORDERING.value
-_FLUSHES = (Access.FLUSH_GLOBAL | Access.FLUSH_PERSISTENT).value
+_NEEDED_FOR = {
+    Access.ON_DEMAND.value: Capability.ON_DEMAND_PAGING,
+    Access.RELAXED_ORDERING.value: Capability.RELAXED_ORDERING,
+    Access.FLUSH_GLOBAL.value: Capability.FLUSH,
+    Access.FLUSH_PERSISTENT.value: Capability.FLUSH_PERSISTENT,
+}
+_SPECIAL = functools.reduce(operator.or_, _NEEDED_FOR)
 # The bits that belong to no flag.
 _NO_ACCESS = ~functools.reduce(operator.or_, (int(flag) for flag in Access.__members__.values()))
+
+#: What the error says of an adapter without a capability, if it can say more than the capability's name.
+_WITHOUT = {
+    Capability.COUNTERS: "has no counters",
+    Capability.DATAGRAMS: "has no datagrams",
+    Capability.EVENTS: "tells no events",
+    Capability.MEMORY_WINDOWS: "({driver}) has no memory windows; register with remote access instead",
+    Capability.MODIFY: "connects through connectors only, which set all attributes",
+    Capability.ON_DEMAND_PAGING: "({driver}) has no on-demand paging; register without Access.ON_DEMAND",
+    Capability.RELAXED_ORDERING: "({driver}) has no relaxed ordering; register without Access.RELAXED_ORDERING",
+    Capability.RELIABLE_CONNECTIONS: "has no queue pairs of type RC",
+    Capability.RESIZE_COMPLETION_QUEUE: "cannot resize completion queues",
+    Capability.SHARED_RECEIVE_QUEUES: "has no shared receive queues",
+    Capability.UNRELIABLE_CONNECTIONS: "has no queue pairs of type UC",
+}
 
 
 class Registrar(_core.Adapter, Resource, AdapterSteps):
@@ -86,21 +105,8 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
             ) from None
         if bits & _NO_ACCESS:
             raise errors.InvalidFlagsError(f"register: {bits:#x} has bits that are no Access flags")
-        if bits & _ON_DEMAND and Capability.ON_DEMAND_PAGING not in self.info.capabilities:
-            raise errors.UnsupportedError(
-                f"{self.info.name} ({self.info.driver}) has no on-demand paging; register without Access.ON_DEMAND",
-                operation="register",
-            )
-        if bits & _RELAXED_ORDERING and Capability.RELAXED_ORDERING not in self.info.capabilities:
-            raise errors.UnsupportedError(
-                f"{self.info.name} ({self.info.driver}) has no relaxed ordering; register without Access.RELAXED_ORDERING",
-                operation="register",
-            )
-        if bits & _FLUSHES:
-            for right, capability in (
-                (Access.FLUSH_GLOBAL, Capability.FLUSH),
-                (Access.FLUSH_PERSISTENT, Capability.FLUSH_PERSISTENT),
-            ):
+        if bits & _SPECIAL:
+            for right, capability in _NEEDED_FOR.items():
                 if bits & right:
                     self._require(capability, "register")
         return Access(access)
@@ -219,9 +225,9 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
     def _require(self, capability: Capability, operation: str) -> None:
         self._check()
         if capability not in self.info.capabilities:
+            what = _WITHOUT.get(capability, f"({{driver}}) cannot do it: info.capabilities has no {capability.name}")
             raise errors.UnsupportedError(
-                f"{self.info.name} ({self.info.driver}) cannot do it: info.capabilities has no {capability.name}",
-                operation=operation,
+                f"{self.info.name} {what.format(driver=self.info.driver)}", operation=operation
             )
 
     def _limit(self, what: str, value: int, maximum: int, least: int = 1) -> None:
