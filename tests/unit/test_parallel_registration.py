@@ -261,7 +261,7 @@ def test_what_was_cancelled_and_cannot_be_deregistered_is_left_to_the_adapter(fa
 
 def test_an_idle_thread_takes_one_and_another_is_started_for_the_next(fake, adapter):
     adapter.begin_register(bytearray(LARGE)).result(DEADLINE_S).close()
-    wait_until(lambda: adapter._registering._idle, "the thread is idle")
+    wait_until(lambda: not adapter._registering._running, "the thread is idle")
     fake.hold()
     pendings = []
     for number in (1, 2):

@@ -51,17 +51,15 @@ class RegistrationWorkers:
     def __init__(self, adapter_name: str) -> None:
         self._adapter_name = adapter_name
         self._small = _SMALL if usable_processors() > 1 else _SMALL_ALONE
-        self._renew_locks()
+        self._renew()
+
+    def _renew(self) -> None:
+        #: Threads wait on it for work, and stop() for the end of the work.
+        self._changed = threading.Condition(threading.Lock())
         self._waiting: dict[QueuedRegistration, VerbsMemoryRegion] = {}
         self._running: dict[QueuedRegistration, threading.Thread] = {}
         self._threads: list[threading.Thread] = []
-        self._idle = 0
         self._stopping = False
-
-    def _renew_locks(self) -> None:
-        self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)
-        self._ended = threading.Condition(self._lock)
 
     def begin(self, region: VerbsMemoryRegion) -> Pending[VerbsMemoryRegion]:
         """Register the region, now or in a worker, unless the result is cancelled before a worker begins."""
@@ -71,33 +69,26 @@ class RegistrationWorkers:
             done.succeed(region)
             return done
         registration = QueuedRegistration(self)
-        with self._lock:
+        with self._changed:
             if self._stopping:
                 raise errors.ClosedError(f"adapter {self._adapter_name} is being closed")
             self._waiting[registration] = region
-            if self._idle:
-                # Count it here, so that the next registration finds another thread.
-                self._idle -= 1
-                self._work.notify()
-            elif len(self._threads) < _THREADS:
-                self._start_thread()
+            self._changed.notify()
+            if len(self._threads) < min(_THREADS, len(self._waiting) + len(self._running)):
+                name = f"ndpy-{self._adapter_name}-register-{len(self._threads)}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                # A process may be at its limit of threads. Fewer are enough.
+                with contextlib.suppress(RuntimeError):
+                    thread.start()
+                    self._threads.append(thread)
             started = bool(self._threads)
         if not started:
             self.help(registration)
         return registration
 
-    def _start_thread(self) -> None:
-        thread = threading.Thread(
-            target=self._run, name=f"ndpy-{self._adapter_name}-register-{len(self._threads)}", daemon=True
-        )
-        # A process may be at its limit of threads. Fewer are enough.
-        with contextlib.suppress(RuntimeError):
-            thread.start()
-            self._threads.append(thread)
-
     def help(self, registration: QueuedRegistration) -> None:
-        """Register in the calling thread, unless a worker has begun."""
-        with self._lock:
+        """Register in the calling thread, unless another one has begun."""
+        with self._changed:
             region = self._waiting.pop(registration, None)
             if region is None:
                 return
@@ -106,27 +97,23 @@ class RegistrationWorkers:
 
     def withdraw(self, registration: QueuedRegistration) -> None:
         """Let go of a cancelled registration's memory now, unless a worker has begun."""
-        with self._lock:
+        with self._changed:
             self._waiting.pop(registration, None)
 
     def _run(self) -> None:
         while True:
-            with self._lock:
-                while not self._waiting:
-                    if self._stopping:
-                        return
-                    self._idle += 1
-                    self._work.wait()
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._stopping)
+                if not self._waiting:
+                    return
                 registration = next(iter(self._waiting))
-                region = self._waiting.pop(registration)
-                self._running[registration] = threading.current_thread()
             try:
-                self._register(registration, region)
+                self.help(registration)
             except BaseException as error:
                 # The thread goes on: there may be more to register.
                 report(error, "the end of a registration")
             # An idle thread must not keep the last region.
-            del registration, region
+            del registration
 
     def _register(self, registration: QueuedRegistration, region: VerbsMemoryRegion) -> None:
         failure: BaseException | None = None
@@ -146,41 +133,35 @@ class RegistrationWorkers:
         finally:
             # It refers to this frame.
             del failure
-            with self._lock:
+            with self._changed:
                 self._running.pop(registration, None)
-                self._ended.notify_all()
-
-    def _others(self) -> list[QueuedRegistration]:
-        own = threading.current_thread()
-        return [registration for registration, thread in self._running.items() if thread is not own]
+                if self._stopping:
+                    self._changed.notify_all()
 
     def stop(self) -> None:
         """Cancel all registrations, wait until none runs, and end the threads."""
-        with self._lock:
+        with self._changed:
             self._stopping = True
             left = [*self._waiting, *self._running]
         for registration in left:
             registration.cancel()
-        with self._lock:
-            self._work.notify_all()
-            self._ended.wait_for(lambda: not self._others())
+        own = threading.current_thread()
+        with self._changed:
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not set(self._running.values()) - {own})
             threads, self._threads = self._threads, []
         for thread in threads:
-            if thread is not threading.current_thread():
+            if thread is not own:
                 thread.join()
 
     def start(self) -> None:
         """Take registrations again after stop(), because the adapter stays open."""
-        with self._lock:
+        with self._changed:
             self._stopping = False
-            self._idle = 0
 
     def abandon(self, error: Callable[[], errors.NdpyError]) -> None:
         """End all registrations in a forked child. It has no worker, and a worker of the parent may hold the lock."""
-        self._renew_locks()
-        for registration in [*self._waiting, *self._running]:
+        left = [*self._waiting, *self._running]
+        self._renew()
+        for registration in left:
             registration.abandon(error())
-        self._waiting.clear()
-        self._running.clear()
-        self._threads.clear()
-        self._idle = 0
