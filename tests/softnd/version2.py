@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import ipaddress
 import os
+import re
 import struct
 import uuid
 from pathlib import Path
@@ -142,170 +143,94 @@ class Kind(enum.IntEnum):
     WRITE = 5
 
 
-# B.3 and B.4: base, identifier, and the methods that follow those of the base.
-Interfaces = dict[str, tuple[str | None, str, list[tuple[str, str, str]]]]
-_INTERFACES: Interfaces = {
-    "IUnknown": (
-        None,
-        "00000000-0000-0000-C000-000000000046",
-        [
-            ("QueryInterface", "int32_t", "const void *iid, void **object"),
-            ("AddRef", "uint32_t", ""),
-            ("Release", "uint32_t", ""),
-        ],
-    ),
-    "IND2Overlapped": (
-        "IUnknown",
-        "ABF72719-B016-4A40-A6F7-622791A7044C",
-        [
-            ("CancelOverlappedRequests", "int32_t", ""),
-            ("GetOverlappedResult", "int32_t", "OVERLAPPED *overlapped, int32_t wait"),
-        ],
-    ),
-    "IND2CompletionQueue": (
-        "IND2Overlapped",
-        "20CC445E-64A0-4CBB-AA75-F6A7251FDA9E",
-        [
-            ("GetNotifyAffinity", "int32_t", "uint16_t *group, uintptr_t *affinity"),
-            ("Resize", "int32_t", "uint32_t depth"),
-            ("Notify", "int32_t", "uint32_t type, OVERLAPPED *overlapped"),
-            ("GetResults", "uint32_t", "ND2_RESULT *results, uint32_t count"),
-        ],
-    ),
-    "IND2SharedReceiveQueue": (
-        "IND2Overlapped",
-        "AABD67DC-459A-4DB1-826B-56CFCC278883",
-        [
-            ("GetNotifyAffinity", "int32_t", "uint16_t *group, uintptr_t *affinity"),
-            ("Modify", "int32_t", "uint32_t depth, uint32_t threshold"),
-            ("Notify", "int32_t", "OVERLAPPED *overlapped"),
-            ("Receive", "int32_t", "void *context, const ND2_SGE *sge, uint32_t count"),
-        ],
-    ),
-    "IND2MemoryWindow": (
-        "IUnknown",
-        "070FE1F5-0AB5-4361-88DB-974BA704D4B9",
-        [("GetRemoteToken", "uint32_t", "")],
-    ),
-    "IND2MemoryRegion": (
-        "IND2Overlapped",
-        "55DFEA2F-BC56-4982-8A45-0301BE46C413",
-        [
-            ("Register", "int32_t", "const void *buffer, size_t size, uint32_t flags, OVERLAPPED *overlapped"),
-            ("Deregister", "int32_t", "OVERLAPPED *overlapped"),
-            ("GetLocalToken", "uint32_t", ""),
-            ("GetRemoteToken", "uint32_t", ""),
-        ],
-    ),
-    "IND2QueuePair": (
-        "IUnknown",
-        "EEF2F332-B75D-4063-BCE3-3A0BAD2D02CE",
-        [
-            ("Flush", "int32_t", ""),
-            ("Send", "int32_t", "void *context, const ND2_SGE *sge, uint32_t count, uint32_t flags"),
-            ("Receive", "int32_t", "void *context, const ND2_SGE *sge, uint32_t count"),
-            (
-                "Bind",
-                "int32_t",
-                "void *context, void *region, void *window, const void *buffer, size_t size, uint32_t flags",
-            ),
-            ("Invalidate", "int32_t", "void *context, void *window, uint32_t flags"),
-            (
-                "Read",
-                "int32_t",
-                "void *context, const ND2_SGE *sge, uint32_t count, uint64_t address, uint32_t token, uint32_t flags",
-            ),
-            (
-                "Write",
-                "int32_t",
-                "void *context, const ND2_SGE *sge, uint32_t count, uint64_t address, uint32_t token, uint32_t flags",
-            ),
-        ],
-    ),
-    "IND2Connector": (
-        "IND2Overlapped",
-        "7DD615C4-6B4C-4866-950C-F3B1D25A5302",
-        [
-            ("Bind", "int32_t", "const void *address, uint32_t size"),
-            (
-                "Connect",
-                "int32_t",
-                "void *queue_pair, const void *address, uint32_t size, uint32_t inbound, uint32_t outbound, "
-                "const void *private_data, uint32_t private_size, OVERLAPPED *overlapped",
-            ),
-            ("CompleteConnect", "int32_t", "OVERLAPPED *overlapped"),
-            (
-                "Accept",
-                "int32_t",
-                "void *queue_pair, uint32_t inbound, uint32_t outbound, const void *private_data, "
-                "uint32_t private_size, OVERLAPPED *overlapped",
-            ),
-            ("Reject", "int32_t", "const void *private_data, uint32_t private_size"),
-            ("GetReadLimits", "int32_t", "uint32_t *inbound, uint32_t *outbound"),
-            ("GetPrivateData", "int32_t", "void *data, uint32_t *size"),
-            ("GetLocalAddress", "int32_t", "void *address, uint32_t *size"),
-            ("GetPeerAddress", "int32_t", "void *address, uint32_t *size"),
-            ("NotifyDisconnect", "int32_t", "OVERLAPPED *overlapped"),
-            ("Disconnect", "int32_t", "OVERLAPPED *overlapped"),
-        ],
-    ),
-    "IND2Listener": (
-        "IND2Overlapped",
-        "65D23D83-3A57-4E02-86A4-350165C2D130",
-        [
-            ("Bind", "int32_t", "const void *address, uint32_t size"),
-            ("Listen", "int32_t", "uint32_t backlog"),
-            ("GetLocalAddress", "int32_t", "void *address, uint32_t *size"),
-            ("GetConnectionRequest", "int32_t", "void *connector, OVERLAPPED *overlapped"),
-        ],
-    ),
-    "IND2Adapter": (
-        "IUnknown",
-        "D89C798C-4823-4D69-846C-DFDCCFF9E5F3",
-        [
-            ("CreateOverlappedFile", "int32_t", "void **file"),
-            ("Query", "int32_t", "void *info, uint32_t *size"),
-            ("QueryAddressList", "int32_t", "void *list, uint32_t *size"),
-            (
-                "CreateCompletionQueue",
-                "int32_t",
-                "const void *iid, void *file, uint32_t depth, uint16_t group, uintptr_t affinity, void **object",
-            ),
-            ("CreateMemoryRegion", "int32_t", "const void *iid, void *file, void **object"),
-            ("CreateMemoryWindow", "int32_t", "const void *iid, void **object"),
-            (
-                "CreateSharedReceiveQueue",
-                "int32_t",
-                "const void *iid, void *file, uint32_t depth, uint32_t max_sge, uint32_t threshold, "
-                "uint16_t group, uintptr_t affinity, void **object",
-            ),
-            (
-                "CreateQueuePair",
-                "int32_t",
-                "const void *iid, void *receive_cq, void *initiator_cq, void *context, uint32_t receive_depth, "
-                "uint32_t initiator_depth, uint32_t receive_sge, uint32_t initiator_sge, uint32_t inline_size, "
-                "void **object",
-            ),
-            (
-                "CreateQueuePairWithSrq",
-                "int32_t",
-                "const void *iid, void *receive_cq, void *initiator_cq, void *srq, void *context, "
-                "uint32_t initiator_depth, uint32_t initiator_sge, uint32_t inline_size, void **object",
-            ),
-            ("CreateConnector", "int32_t", "const void *iid, void *file, void **object"),
-            ("CreateListener", "int32_t", "const void *iid, void *file, void **object"),
-        ],
-    ),
-    "IND2Provider": (
-        "IUnknown",
-        "49EAE6C1-76C4-46D0-8003-5C2EAA2C9A8E",
-        [
-            ("QueryAddressList", "int32_t", "void *list, uint32_t *size"),
-            ("ResolveAddress", "int32_t", "const void *address, uint32_t size, uint64_t *id"),
-            ("OpenAdapter", "int32_t", "const void *iid, uint64_t id, void **object"),
-        ],
-    ),
-}
+# B.3 and B.4: identifier, base, and the methods that follow those of the base.
+_INTERFACES = """
+interface IUnknown uuid(00000000-0000-0000-C000-000000000046) {
+    int32_t QueryInterface(const void *iid, void **object);
+    uint32_t AddRef();
+    uint32_t Release();
+};
+interface IND2Overlapped : IUnknown uuid(ABF72719-B016-4A40-A6F7-622791A7044C) {
+    int32_t CancelOverlappedRequests();
+    int32_t GetOverlappedResult(OVERLAPPED *overlapped, int32_t wait);
+};
+interface IND2CompletionQueue : IND2Overlapped uuid(20CC445E-64A0-4CBB-AA75-F6A7251FDA9E) {
+    int32_t GetNotifyAffinity(uint16_t *group, uintptr_t *affinity);
+    int32_t Resize(uint32_t depth);
+    int32_t Notify(uint32_t type, OVERLAPPED *overlapped);
+    uint32_t GetResults(ND2_RESULT *results, uint32_t count);
+};
+interface IND2SharedReceiveQueue : IND2Overlapped uuid(AABD67DC-459A-4DB1-826B-56CFCC278883) {
+    int32_t GetNotifyAffinity(uint16_t *group, uintptr_t *affinity);
+    int32_t Modify(uint32_t depth, uint32_t threshold);
+    int32_t Notify(OVERLAPPED *overlapped);
+    int32_t Receive(void *context, const ND2_SGE *sge, uint32_t count);
+};
+interface IND2MemoryWindow : IUnknown uuid(070FE1F5-0AB5-4361-88DB-974BA704D4B9) {
+    uint32_t GetRemoteToken();
+};
+interface IND2MemoryRegion : IND2Overlapped uuid(55DFEA2F-BC56-4982-8A45-0301BE46C413) {
+    int32_t Register(const void *buffer, size_t size, uint32_t flags, OVERLAPPED *overlapped);
+    int32_t Deregister(OVERLAPPED *overlapped);
+    uint32_t GetLocalToken();
+    uint32_t GetRemoteToken();
+};
+interface IND2QueuePair : IUnknown uuid(EEF2F332-B75D-4063-BCE3-3A0BAD2D02CE) {
+    int32_t Flush();
+    int32_t Send(void *context, const ND2_SGE *sge, uint32_t count, uint32_t flags);
+    int32_t Receive(void *context, const ND2_SGE *sge, uint32_t count);
+    int32_t Bind(void *context, void *region, void *window, const void *buffer, size_t size, uint32_t flags);
+    int32_t Invalidate(void *context, void *window, uint32_t flags);
+    int32_t Read(void *context, const ND2_SGE *sge, uint32_t count, uint64_t address, uint32_t token,
+        uint32_t flags);
+    int32_t Write(void *context, const ND2_SGE *sge, uint32_t count, uint64_t address, uint32_t token,
+        uint32_t flags);
+};
+interface IND2Connector : IND2Overlapped uuid(7DD615C4-6B4C-4866-950C-F3B1D25A5302) {
+    int32_t Bind(const void *address, uint32_t size);
+    int32_t Connect(void *queue_pair, const void *address, uint32_t size, uint32_t inbound, uint32_t outbound,
+        const void *private_data, uint32_t private_size, OVERLAPPED *overlapped);
+    int32_t CompleteConnect(OVERLAPPED *overlapped);
+    int32_t Accept(void *queue_pair, uint32_t inbound, uint32_t outbound, const void *private_data,
+        uint32_t private_size, OVERLAPPED *overlapped);
+    int32_t Reject(const void *private_data, uint32_t private_size);
+    int32_t GetReadLimits(uint32_t *inbound, uint32_t *outbound);
+    int32_t GetPrivateData(void *data, uint32_t *size);
+    int32_t GetLocalAddress(void *address, uint32_t *size);
+    int32_t GetPeerAddress(void *address, uint32_t *size);
+    int32_t NotifyDisconnect(OVERLAPPED *overlapped);
+    int32_t Disconnect(OVERLAPPED *overlapped);
+};
+interface IND2Listener : IND2Overlapped uuid(65D23D83-3A57-4E02-86A4-350165C2D130) {
+    int32_t Bind(const void *address, uint32_t size);
+    int32_t Listen(uint32_t backlog);
+    int32_t GetLocalAddress(void *address, uint32_t *size);
+    int32_t GetConnectionRequest(void *connector, OVERLAPPED *overlapped);
+};
+interface IND2Adapter : IUnknown uuid(D89C798C-4823-4D69-846C-DFDCCFF9E5F3) {
+    int32_t CreateOverlappedFile(void **file);
+    int32_t Query(void *info, uint32_t *size);
+    int32_t QueryAddressList(void *list, uint32_t *size);
+    int32_t CreateCompletionQueue(const void *iid, void *file, uint32_t depth, uint16_t group, uintptr_t affinity,
+        void **object);
+    int32_t CreateMemoryRegion(const void *iid, void *file, void **object);
+    int32_t CreateMemoryWindow(const void *iid, void **object);
+    int32_t CreateSharedReceiveQueue(const void *iid, void *file, uint32_t depth, uint32_t max_sge,
+        uint32_t threshold, uint16_t group, uintptr_t affinity, void **object);
+    int32_t CreateQueuePair(const void *iid, void *receive_cq, void *initiator_cq, void *context,
+        uint32_t receive_depth, uint32_t initiator_depth, uint32_t receive_sge, uint32_t initiator_sge,
+        uint32_t inline_size, void **object);
+    int32_t CreateQueuePairWithSrq(const void *iid, void *receive_cq, void *initiator_cq, void *srq, void *context,
+        uint32_t initiator_depth, uint32_t initiator_sge, uint32_t inline_size, void **object);
+    int32_t CreateConnector(const void *iid, void *file, void **object);
+    int32_t CreateListener(const void *iid, void *file, void **object);
+};
+interface IND2Provider : IUnknown uuid(49EAE6C1-76C4-46D0-8003-5C2EAA2C9A8E) {
+    int32_t QueryAddressList(void *list, uint32_t *size);
+    int32_t ResolveAddress(const void *address, uint32_t size, uint64_t *id);
+    int32_t OpenAdapter(const void *iid, uint64_t id, void **object);
+};
+"""
 
 # B.6
 _STRUCTURES = """
@@ -358,12 +283,14 @@ def guid(text: str) -> Any:
     return ffi.new("unsigned char[16]", uuid.UUID(text).bytes_le)
 
 
-def declare(interfaces: Interfaces) -> None:
+def declare(interfaces: str) -> None:
     """Add the interfaces to ffi, ORDER and IID."""
-    for name, (base, identifier, own) in interfaces.items():
-        lines = list(_methods[base]) if base else []
-        order = list(ORDER[base]) if base else []
-        for method, returns, parameters in own:
+    for name, base, identifier, own in re.findall(
+        r"interface (\w+)(?: : (\w+))? uuid\((\S+)\) {(.*?)}", interfaces, re.DOTALL
+    ):
+        lines = list(_methods.get(base, ()))
+        order = list(ORDER.get(base, ()))
+        for returns, method, parameters in re.findall(r"(\w[\w *]*?)(\w+)\((.*?)\);", own, re.DOTALL):
             separator = ", " if parameters else ""
             lines.append(f"{returns} (*{method})(void *self{separator}{parameters});")
             order.append(method)
