@@ -10,7 +10,9 @@ test_retry_policy.py and test_queue_pair_endings.py can do this.
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 import random
 import signal
@@ -19,7 +21,7 @@ from collections.abc import Iterator
 
 import pytest
 from kit import remote
-from kit.deadlines import PATIENCE
+from kit.deadlines import DEADLINE_S, PATIENCE
 from kit.helpers import SEED, Keeper, Pair, connect_pair, peer_of, peering, require
 from kit.loops import each_loop as each_loop
 from kit.loops import each_loop_where_quick as each_loop_where_quick
@@ -45,6 +47,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marker = item.get_closest_marker("timeout")
         seconds = marker.args[0] if marker and marker.args else usual
         item.add_marker(pytest.mark.timeout(PATIENCE * seconds), append=False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine function runs in an event loop of its own, and fails if it hangs."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), 2 * DEADLINE_S))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

@@ -150,7 +150,7 @@ def test_a_long_message_that_is_being_read_when_the_peer_closes(play, monkeypatc
     play(scene)
 
 
-def test_a_handler_whose_client_leaves_while_it_sends_ends_in_peace(adapter):
+async def test_a_handler_whose_client_leaves_while_it_sends_ends_in_peace(adapter):
     """As one that receives. The client is not told that the connection was lost."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     reported, ends = [], []
@@ -163,16 +163,13 @@ def test_a_handler_whose_client_leaves_while_it_sends_ends_in_peace(adapter):
             ends.append(type(error))
             raise
 
-    async def main():
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
-        async with aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS) as server:
-            async with aio.connect(server.address, adapter=adapter, **OPTIONS) as client:
-                assert await client.receive() == pattern(SHORT)
-            with pytest.raises(ndpy.ClosedError, match="this end was closed"):
-                await client.receive()
-            await until(lambda: not server.connections)
-
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+    async with aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS) as server:
+        async with aio.connect(server.address, adapter=adapter, **OPTIONS) as client:
+            assert await client.receive() == pattern(SHORT)
+        with pytest.raises(ndpy.ClosedError, match="this end was closed"):
+            await client.receive()
+        await until(lambda: not server.connections)
     assert ends == [aio.ConnectionEndedError]
     assert reported == []
 

@@ -70,23 +70,18 @@ def test_a_crowd_is_served_fairly(adapter):
     assert longest <= UNFAIR * median
 
 
-def test_an_idle_connection_takes_little_memory(adapter):
+async def test_an_idle_connection_takes_little_memory(adapter):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     taken = 0
-
-    async def main():
-        nonlocal taken
-        async with aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server:
-            first = [await connect(server, adapter) for _ in range(3)]
+    async with aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server:
+        first = [await connect(server, adapter) for _ in range(3)]
+        gc.collect()
+        tracemalloc.start(1)
+        try:
+            connections = [await connect(server, adapter) for _ in range(MEASURED)]
             gc.collect()
-            tracemalloc.start(1)
-            try:
-                connections = [await connect(server, adapter) for _ in range(MEASURED)]
-                gc.collect()
-                taken = tracemalloc.get_traced_memory()[0] // MEASURED
-            finally:
-                tracemalloc.stop()
-            await close(first + connections)
-
-    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+            taken = tracemalloc.get_traced_memory()[0] // MEASURED
+        finally:
+            tracemalloc.stop()
+        await close(first + connections)
     assert 0 < taken < MOST_BYTES

@@ -224,29 +224,25 @@ def test_nothing_is_left_when_the_connections_are_closed(adapter, run):
     assert adapter._device._open_children() == []
 
 
-def test_the_last_connection_is_closed_while_its_memory_is_still_exposed(adapter):
+async def test_the_last_connection_is_closed_while_its_memory_is_still_exposed(adapter):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+    server = await aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS)
+    client = await aio.connect(server.address, adapter=adapter, **OPTIONS)
+    exposed, leave = asyncio.Event(), asyncio.Event()
 
-    async def main():
-        server = await aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS)
-        client = await aio.connect(server.address, adapter=adapter, **OPTIONS)
-        exposed, leave = asyncio.Event(), asyncio.Event()
+    async def hold():
+        async with client.expose(bytearray(LONG)):
+            exposed.set()
+            await leave.wait()
 
-        async def hold():
-            async with client.expose(bytearray(LONG)):
-                exposed.set()
-                await leave.wait()
-
-        holding = asyncio.ensure_future(hold())
-        await exposed.wait()
-        await client.close()
-        assert client.closed
-        await server.close()
-        leave.set()
-        await holding
-        assert adapter._device._open_children() == []
-
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    holding = asyncio.ensure_future(hold())
+    await exposed.wait()
+    await client.close()
+    assert client.closed
+    await server.close()
+    leave.set()
+    await holding
+    assert adapter._device._open_children() == []
 
 
 # ---- ends that cross ----
@@ -300,7 +296,7 @@ def test_a_connection_that_fails_while_it_is_being_closed_is_closed(run):
 
 
 @pytest.mark.parametrize("seen", ["connecting", "opening"])
-def test_a_connection_that_is_given_up_while_it_opens_is_freed(adapter, monkeypatch, seen):
+async def test_a_connection_that_is_given_up_while_it_opens_is_freed(adapter, monkeypatch, seen):
     """The server accepts late, or says nothing after it."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     begun, accepted, go_on = [], asyncio.Event(), asyncio.Event()
@@ -320,20 +316,16 @@ def test_a_connection_that_is_given_up_while_it_opens_is_freed(adapter, monkeypa
 
     monkeypatch.setattr(aio.Connection, "_connect", connecting)
     monkeypatch.setattr(aio.Connection, "_accept", accepting)
-
-    async def main():
-        async with aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server:
-            opening = asyncio.ensure_future(aio.connect(server.address, adapter=adapter, **OPTIONS).__aenter__())
-            await accepted.wait()
-            (client,) = begun
-            await until(lambda: client._life.state == seen)
-            opening.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await opening
-            assert client._life.state == "free"
-            with pytest.raises(aio.ConnectionResetError, match="could not be made"):
-                await client.send(b"x")
-            go_on.set()
-        assert not adapter._device._open_children()
-
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    async with aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server:
+        opening = asyncio.ensure_future(aio.connect(server.address, adapter=adapter, **OPTIONS).__aenter__())
+        await accepted.wait()
+        (client,) = begun
+        await until(lambda: client._life.state == seen)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert client._life.state == "free"
+        with pytest.raises(aio.ConnectionResetError, match="could not be made"):
+            await client.send(b"x")
+        go_on.set()
+    assert not adapter._device._open_children()

@@ -115,29 +115,25 @@ def test_a_client_s_end_is_still_no_error_of_the_handler(adapter):
     assert reports_of(main) == []
 
 
-def test_a_request_that_is_cancelled_before_its_task_runs_is_refused(adapter, monkeypatch):
+async def test_a_request_that_is_cancelled_before_its_task_runs_is_refused(adapter, monkeypatch):
     """The server is closed just after the request has come."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+    server = await aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS)
+    began, begin = [], server_module.start
 
-    async def main():
-        server = await aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS)
-        began, begin = [], server_module.start
+    def start_and_cancel(loop, make):
+        task = begin(loop, make)
+        if getattr(make, "func", None) == server._serve_one:
+            began.append(make.args[0])
+            task.cancel()
+        return task
 
-        def start_and_cancel(loop, make):
-            task = begin(loop, make)
-            if getattr(make, "func", None) == server._serve_one:
-                began.append(make.args[0])
-                task.cancel()
-            return task
-
-        monkeypatch.setattr(server_module, "start", start_and_cancel)
-        with pytest.raises(ConnectionRefusedError):
-            await aio.connect(server.address, adapter=adapter, **OPTIONS)
-        (connector,) = began
-        assert connector.closed
-        await server.close()
-
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    monkeypatch.setattr(server_module, "start", start_and_cancel)
+    with pytest.raises(ConnectionRefusedError):
+        await aio.connect(server.address, adapter=adapter, **OPTIONS)
+    (connector,) = began
+    assert connector.closed
+    await server.close()
 
 
 def test_a_loop_that_is_closed_leaves_no_coroutine_that_was_never_awaited(adapter, monkeypatch):
@@ -231,55 +227,46 @@ def test_a_fault_of_the_package_ends_one_connection(run, adapter, monkeypatch):
     assert isinstance(context["exception"], ZeroDivisionError)
 
 
-def test_closing_the_server_ends_its_connections(adapter):
+async def test_closing_the_server_ends_its_connections(adapter):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
 
     async def handler(connection):
         await asyncio.sleep(3600)
 
-    async def main():
-        server = await aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS)
-        serving = asyncio.ensure_future(server.serve_forever())
-        async with aio.connect(server.address, adapter=adapter, **{**OPTIONS, "close_timeout_s": 0.2}) as client:
-            await until(lambda: server.connections)
-            assert not serving.done()
-            closing = asyncio.ensure_future(server.close())
-            with pytest.raises(ConnectionError):
-                await client.receive()
-        await closing
-        await serving
-        with pytest.raises((ndpy.ConnectionRefusedError, ndpy.TimeoutError)):
-            await aio.connect(server.address, adapter=adapter, timeout_s=3)
-
-    asyncio.run(main())
+    server = await aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS)
+    serving = asyncio.ensure_future(server.serve_forever())
+    async with aio.connect(server.address, adapter=adapter, **{**OPTIONS, "close_timeout_s": 0.2}) as client:
+        await until(lambda: server.connections)
+        assert not serving.done()
+        closing = asyncio.ensure_future(server.close())
+        with pytest.raises(ConnectionError):
+            await client.receive()
+    await closing
+    await serving
+    with pytest.raises((ndpy.ConnectionRefusedError, ndpy.TimeoutError)):
+        await aio.connect(server.address, adapter=adapter, timeout_s=3)
 
 
-def test_a_server_that_is_closed_delivers_what_its_handlers_have_sent(adapter):
+async def test_a_server_that_is_closed_delivers_what_its_handlers_have_sent(adapter):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
 
     async def handler(connection):
         await connection.send(b"sent")
         await asyncio.sleep(3600)
 
-    async def main():
-        server = await aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS)
-        async with aio.connect(server.address, adapter=adapter, **OPTIONS) as client:
-            await until(lambda: client._messages.inbox)
-            closing = asyncio.ensure_future(server.close())
-            assert [message async for message in client] == [b"sent"]
-        await closing
-
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    server = await aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS)
+    async with aio.connect(server.address, adapter=adapter, **OPTIONS) as client:
+        await until(lambda: client._messages.inbox)
+        closing = asyncio.ensure_future(server.close())
+        assert [message async for message in client] == [b"sent"]
+    await closing
 
 
-def test_nobody_listens(adapter):
-    async def main():
-        with adapter.listen((host_of(adapter), 0)) as listener:
-            address = listener.address
-        with pytest.raises((ndpy.ConnectionRefusedError, ndpy.TimeoutError)):
-            await aio.connect(address, adapter=adapter, timeout_s=3)
-
-    asyncio.run(main())
+async def test_nobody_listens(adapter):
+    with adapter.listen((host_of(adapter), 0)) as listener:
+        address = listener.address
+    with pytest.raises((ndpy.ConnectionRefusedError, ndpy.TimeoutError)):
+        await aio.connect(address, adapter=adapter, timeout_s=3)
 
 
 def test_an_option_out_of_range_is_refused(adapter):
@@ -288,48 +275,41 @@ def test_an_option_out_of_range_is_refused(adapter):
             aio.connect(("192.0.2.1", 1), adapter=adapter, **options)
 
 
-def test_a_client_that_speaks_something_else_is_refused_and_the_server_goes_on(adapter, keep):
+async def test_a_client_that_speaks_something_else_is_refused_and_the_server_goes_on(adapter, keep):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
 
     async def handler(connection):
         async for message in connection:
             await connection.send(message)
 
-    async def main():
-        async with aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS) as server:
-            queue = keep(adapter.create_completion_queue(8))
-            connector = keep(adapter.create_connector())
-            with pytest.raises((ndpy.ConnectionRefusedError, ndpy.ConnectionAbortedError, ndpy.TimeoutError)):
-                await connector.begin_connect(
-                    keep(adapter.create_queue_pair(queue)), server.address, private_data=b"something else"
-                )
-            async with aio.connect(server.address, adapter=adapter, **OPTIONS) as client:
-                await client.send(b"good")
-                assert await client.receive() == b"good"
-
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
-
-
-def test_a_server_that_speaks_something_else_is_left(adapter, keep):
-    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
-
-    async def main():
-        with adapter.listen((host_of(adapter), 0)) as listener:
-            connecting = asyncio.ensure_future(
-                aio.connect(listener.address, adapter=adapter, timeout_s=DEADLINE_S).__aenter__()
+    async with aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS) as server:
+        queue = keep(adapter.create_completion_queue(8))
+        connector = keep(adapter.create_connector())
+        with pytest.raises((ndpy.ConnectionRefusedError, ndpy.ConnectionAbortedError, ndpy.TimeoutError)):
+            await connector.begin_connect(
+                keep(adapter.create_queue_pair(queue)), server.address, private_data=b"something else"
             )
-            request = keep(await listener.get_request_async(DEADLINE_S))
-            queue = keep(adapter.create_completion_queue(8))
-            accepting = request.begin_accept(keep(adapter.create_queue_pair(queue)), private_data=b"something else")
-            with pytest.raises(aio.ProtocolError, match=r"does not speak the protocol of ndpy\.aio"):
-                await connecting
-            with contextlib.suppress(ndpy.NdpyError):
-                await accepting
-
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+        async with aio.connect(server.address, adapter=adapter, **OPTIONS) as client:
+            await client.send(b"good")
+            assert await client.receive() == b"good"
 
 
-def test_a_server_that_takes_its_offer_back_is_no_stranger(adapter, monkeypatch):
+async def test_a_server_that_speaks_something_else_is_left(adapter, keep):
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+    with adapter.listen((host_of(adapter), 0)) as listener:
+        connecting = asyncio.ensure_future(
+            aio.connect(listener.address, adapter=adapter, timeout_s=DEADLINE_S).__aenter__()
+        )
+        request = keep(await listener.get_request_async(DEADLINE_S))
+        queue = keep(adapter.create_completion_queue(8))
+        accepting = request.begin_accept(keep(adapter.create_queue_pair(queue)), private_data=b"something else")
+        with pytest.raises(aio.ProtocolError, match=r"does not speak the protocol of ndpy\.aio"):
+            await connecting
+        with contextlib.suppress(ndpy.NdpyError):
+            await accepting
+
+
+async def test_a_server_that_takes_its_offer_back_is_no_stranger(adapter, monkeypatch):
     """Its refusal comes just before the client reads what the offer said, and has private data of its own."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     connected_by = aio.Connection._connected_by
@@ -342,16 +322,12 @@ def test_a_server_that_takes_its_offer_back_is_no_stranger(adapter, monkeypatch)
             connector._on_lost(ndpy.ConnectionAbortedError("it has gone"))
 
     monkeypatch.setattr(aio.Connection, "_connected_by", taking_back)
-
-    async def main():
-        async with aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server:
-            with pytest.raises(ndpy.ConnectionAbortedError, match="the server has taken its offer back"):
-                await aio.connect(server.address, adapter=adapter, **OPTIONS).__aenter__()
-
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    async with aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server:
+        with pytest.raises(ndpy.ConnectionAbortedError, match="the server has taken its offer back"):
+            await aio.connect(server.address, adapter=adapter, **OPTIONS).__aenter__()
 
 
-def test_a_refusal_is_told_though_the_receives_were_cancelled_before_it(adapter, keep, monkeypatch):
+async def test_a_refusal_is_told_though_the_receives_were_cancelled_before_it(adapter, keep, monkeypatch):
     """siw cancels them when the refusal comes. The thread that learns of the refusal may be slow."""
     begun, statuses = [], []
     connect, complete = aio.Connection._connect, Channel.on_completion
@@ -367,25 +343,21 @@ def test_a_refusal_is_told_though_the_receives_were_cancelled_before_it(adapter,
 
     monkeypatch.setattr(aio.Connection, "_connect", connecting)
     monkeypatch.setattr(Channel, "on_completion", completing)
-
-    async def main():
-        with adapter.listen((host_of(adapter), 0)) as listener:
-            opening = asyncio.ensure_future(aio.connect(listener.address, adapter=adapter, timeout_s=None).__aenter__())
-            request = keep(await listener.get_request_async(DEADLINE_S))
-            (client,) = begun
-            with adapter._events.resting(DEADLINE_S):
-                request.reject()
-                if not has_quirk(adapter, Quirk.SIW_CANCELS_BEFORE_REFUSALS):
-                    client._channel.on_completion(cancelled)
-                await until(lambda: statuses)
-            with pytest.raises(ndpy.ConnectionRefusedError):
-                await opening
-
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    with adapter.listen((host_of(adapter), 0)) as listener:
+        opening = asyncio.ensure_future(aio.connect(listener.address, adapter=adapter, timeout_s=None).__aenter__())
+        request = keep(await listener.get_request_async(DEADLINE_S))
+        (client,) = begun
+        with adapter._events.resting(DEADLINE_S):
+            request.reject()
+            if not has_quirk(adapter, Quirk.SIW_CANCELS_BEFORE_REFUSALS):
+                client._channel.on_completion(cancelled)
+            await until(lambda: statuses)
+        with pytest.raises(ndpy.ConnectionRefusedError):
+            await opening
     assert set(statuses) == {ndpy.Status.CANCELED}
 
 
-def test_receives_that_are_cancelled_before_accept_has_ended_end_the_connection(adapter, monkeypatch):
+async def test_receives_that_are_cancelled_before_accept_has_ended_end_the_connection(adapter, monkeypatch):
     """Nothing else tells the server, which waits for the client's first message without a limit."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     accept = aio.Connection._accept
@@ -395,18 +367,14 @@ def test_receives_that_are_cancelled_before_accept_has_ended_end_the_connection(
         await accept(connection, *arguments)
 
     monkeypatch.setattr(aio.Connection, "_accept", accepting)
-
-    async def main():
-        options = {**OPTIONS, "adapter": adapter, "timeout_s": None}
-        async with aio.serve((host_of(adapter), 0), echo, **options) as server:
-            with pytest.raises(ConnectionError):
-                await aio.connect(server.address, **options)
-            await until(lambda: not server._tasks)
-
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    options = {**OPTIONS, "adapter": adapter, "timeout_s": None}
+    async with aio.serve((host_of(adapter), 0), echo, **options) as server:
+        with pytest.raises(ConnectionError):
+            await aio.connect(server.address, **options)
+        await until(lambda: not server._tasks)
 
 
-def test_many_connections_at_once(adapter):
+async def test_many_connections_at_once(adapter):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
 
     async def handler(connection):
@@ -419,11 +387,8 @@ def test_many_connections_at_once(adapter):
                 await connection.send(pattern(SHORT, number + turn))
                 assert await connection.receive() == pattern(SHORT, number + turn)
 
-    async def main():
-        async with aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS) as server:
-            await asyncio.gather(*(talk(server.address, number) for number in range(20)))
-
-    asyncio.run(asyncio.wait_for(main(), 4 * DEADLINE_S))
+    async with aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS) as server:
+        await asyncio.gather(*(talk(server.address, number) for number in range(20)))
 
 
 @pytest.mark.parametrize("pause_s", [0, 0.05])

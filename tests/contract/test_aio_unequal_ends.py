@@ -7,7 +7,7 @@ import gc
 
 import pytest
 from kit.aio_ends import LONG, OPTIONS, SHORT, both, echo, pattern, until
-from kit.helpers import DEADLINE_S, host_of, require
+from kit.helpers import host_of, require
 
 import ndpy
 from ndpy import aio
@@ -72,7 +72,7 @@ def test_a_peer_that_wants_no_invalidation_gets_none(run, adapter, monkeypatch, 
     run(scene)
 
 
-def test_connections_that_have_ended_leave_their_room_in_the_queue_to_others(adapter):
+async def test_connections_that_have_ended_leave_their_room_in_the_queue_to_others(adapter):
     """Connections share completion queues. Each of these takes half of one."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     options = {**OPTIONS, "adapter": adapter, "slots": 900, "slot_size": 64}
@@ -80,17 +80,14 @@ def test_connections_that_have_ended_leave_their_room_in_the_queue_to_others(ada
     def queues():
         return [child for child in adapter._device._open_children() if isinstance(child, ndpy.CompletionQueue)]
 
-    async def main():
-        async with aio.serve((host_of(adapter), 0), echo, **options) as server:
-            for _ in range(4):
-                async with aio.connect(server.address, **options) as client:
-                    await client.send(b"again")
-                    assert await client.receive() == b"again"
-                    most = len(queues())
-                await until(lambda: not server.connections)
-            assert most <= 2
-
-    asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE_S))
+    async with aio.serve((host_of(adapter), 0), echo, **options) as server:
+        for _ in range(4):
+            async with aio.connect(server.address, **options) as client:
+                await client.send(b"again")
+                assert await client.receive() == b"again"
+                most = len(queues())
+            await until(lambda: not server.connections)
+        assert most <= 2
 
 
 def test_long_messages_that_were_sent_leave_nothing_behind(run):

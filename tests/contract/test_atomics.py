@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from kit.helpers import (
     take,
     wait_until,
 )
+from kit.threads import in_threads
 
 import ndpy
 from ndpy import Access, Batch, Capability, CompletionArray, Flags, Operation, Status
@@ -169,11 +169,7 @@ def test_nothing_is_lost_between_queue_pairs(keep, adapter, peer):
             succeed(client.cq)
             seen[which].append(number(contents(result)))
 
-    threads = [threading.Thread(target=count, args=(which,)) for which in range(len(pairs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S * 20)
+    in_threads(len(pairs), count, DEADLINE_S * 20)
     assert sorted(value for values in seen for value in values) == list(range(each * len(pairs)))
     assert all(values == sorted(values) for values in seen)
     assert number(contents(counter)) == each * len(pairs)

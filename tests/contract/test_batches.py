@@ -24,6 +24,7 @@ from kit.helpers import (
     take,
     wait_until,
 )
+from kit.threads import in_threads
 
 import ndpy
 from ndpy import Access, Batch, CompletionArray, Flags, Operation, Status
@@ -324,7 +325,7 @@ def test_threads_may_post_one_batch_and_poll_one_queue(ends):
     batch = writes(source, remote, 2)
     count, found, lock = rounds(2000, 60), [0], threading.Lock()
 
-    def post():
+    def post(_):
         for _ in range(count):
             while True:
                 try:
@@ -340,11 +341,7 @@ def test_threads_may_post_one_batch_and_poll_one_queue(ends):
         with lock:
             found[0] += len(completions)
 
-    threads = [threading.Thread(target=post) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10 * DEADLINE_S)
+    in_threads(3, post, 10 * DEADLINE_S)
 
     def all_came():
         poll()

@@ -24,6 +24,7 @@ from kit.helpers import (
     wait_until,
 )
 from kit.quirks import expect_quirk
+from kit.threads import Elsewhere, beside
 
 import ndpy
 from ndpy import Flags, Notify, Status
@@ -104,12 +105,8 @@ def test_g_1_9_threads_never_take_one_completion_twice(adapter, keep):
         while len(seen) < 400 and time.monotonic() < deadline:
             seen.extend(completion.context for completion in end.cq.poll(3))
 
-    threads = [threading.Thread(target=poll) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    end.queue_pair.flush()
-    for thread in threads:
-        thread.join(DEADLINE_S)
+    with beside(*4 * [poll]):
+        end.queue_pair.flush()
     assert sorted(seen) == list(range(400))
 
 
@@ -148,14 +145,11 @@ def test_wait_takes_up_to_max_entries(adapter, keep):
 
 
 def test_wait_wakes_for_a_completion_that_comes_later(pair):
-    taken: list[ndpy.Completion] = []
-    waiter = threading.Thread(target=lambda: taken.extend(pair.server.cq.wait(DEADLINE_S)))
-    waiter.start()
+    waiter = Elsewhere(lambda: pair.server.cq.wait(DEADLINE_S)).start()
     time.sleep(0.1)
-    assert waiter.is_alive()
+    assert not waiter.over
     message(pair, context=4)
-    waiter.join(DEADLINE_S)
-    assert [completion.context for completion in taken] == [4]
+    assert contexts(waiter.result()) == [4]
 
 
 def test_no_wake_up_is_lost(adapter, keep):
@@ -168,56 +162,36 @@ def test_no_wake_up_is_lost(adapter, keep):
         while len(taken) < 200:
             taken.extend(completion.context for completion in pair.server.cq.wait(DEADLINE_S))
 
-    waiter = threading.Thread(target=wait)
-    waiter.start()
-    for context in range(200):
-        message(pair, context=context)
-    waiter.join(DEADLINE_S)
+    with beside(wait):
+        for context in range(200):
+            message(pair, context=context)
     assert taken == list(range(200))
 
 
 def test_many_threads_wait_and_each_completion_comes_once(pair):
     taken: list[int] = []
-    ended: list[BaseException] = []
 
     def wait() -> None:
-        try:
+        with pytest.raises(ndpy.TimeoutError):
             while True:
                 taken.extend(completion.context for completion in pair.server.cq.wait(2.0, 1))
-        except ndpy.TimeoutError as error:
-            ended.append(error)
 
-    threads = [threading.Thread(target=wait) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for context in range(30):
-        # There are fewer receive slots than messages. A slot becomes free when its completion is taken.
-        wait_until(lambda sent=context: len(taken) > sent - 8, "the waiting threads keep up")
-        message(pair, context=context)
-    for thread in threads:
-        thread.join(DEADLINE_S)
+    with beside(*3 * [wait]):
+        for context in range(30):
+            # There are fewer receive slots than messages. A slot becomes free when its completion is taken.
+            wait_until(lambda sent=context: len(taken) > sent - 8, "the waiting threads keep up")
+            message(pair, context=context)
     assert sorted(taken) == list(range(30))
-    assert len(ended) == 3
 
 
 def test_closing_ends_the_waits(adapter, keep):
     cq = adapter.create_completion_queue(8)
-    ended: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            cq.wait(DEADLINE_S)
-        except BaseException as error:
-            ended.append(error)
-
-    waiters = [threading.Thread(target=wait) for _ in range(2)]
-    for waiter in waiters:
-        waiter.start()
+    waiters = [Elsewhere(lambda: cq.wait(DEADLINE_S)).start() for _ in range(2)]
     time.sleep(0.1)
     cq.close()
     for waiter in waiters:
-        waiter.join(DEADLINE_S)
-    assert [type(error) for error in ended] == [ndpy.ClosedError] * 2
+        with pytest.raises(ndpy.ClosedError):
+            waiter.result()
 
 
 def test_a_closed_queue_cannot_be_used(adapter):

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import subprocess
-import threading
 import time
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from kit.helpers import (
     wait_until,
 )
 from kit.quirks import expect_quirk
+from kit.threads import in_threads
 
 import ndpy
 from ndpy import Access, Status
@@ -70,21 +70,19 @@ def assert_private_data(connector, data) -> None:
 # ---- H.1: the order of calls ----
 
 
-def test_h_1_4_the_states_on_the_way(adapter, keep, ends, peer):
+def test_h_1_4_the_states_on_the_way(adapter, keep, ends):
     client, server = ends
     connector = keep(adapter.create_connector())
     assert connector.state == "idle"
-    listener = keep(peer.listen((host_of(peer), 0)))
     connector.bind((host_of(adapter), 0))
     assert connector.state == "bound"
-    connecting = connector.begin_connect(client.queue_pair, listener.address)
-    other = keep(listener.get_request(DEADLINE_S))
+    offer = ask(keep, adapter, client.queue_pair, client=connector)
+    other = offer.server
     assert (connector.state, other.state) == ("connecting", "requested")
     accepting = other.begin_accept(server.queue_pair)
-    connecting.result(DEADLINE_S)
+    offer.connecting.result(DEADLINE_S)
     assert connector.state == "offered"
-    connector.complete_connect(DEADLINE_S)
-    accepting.result(DEADLINE_S)
+    offer.complete(accepting)
     assert (connector.state, other.state) == ("established", "established")
     assert client.queue_pair.connector is connector
     assert (connector.queue_pair, other.queue_pair) == (client.queue_pair, server.queue_pair)
@@ -106,8 +104,7 @@ def test_h_1_1_accept_waits_for_the_completion(adapter, keep, ends):
     offer, accepting = offered(keep, adapter, *ends)
     with pytest.raises(ndpy.TimeoutError):
         accepting.result(QUIET_S)
-    offer.client.complete_connect(DEADLINE_S)
-    accepting.result(DEADLINE_S)
+    offer.complete(accepting)
 
 
 def test_h_1_2_a_slow_application_is_no_timeout(adapter, keep, ends):
@@ -117,8 +114,7 @@ def test_h_1_2_a_slow_application_is_no_timeout(adapter, keep, ends):
     accepting = offer.server.begin_accept(server.queue_pair)
     offer.connecting.result(DEADLINE_S)
     time.sleep(3)
-    offer.client.complete_connect(DEADLINE_S)
-    accepting.result(DEADLINE_S)
+    offer.complete(accepting)
     send_message(keep, client, server, b"in the end")
 
 
@@ -151,25 +147,16 @@ def test_what_a_server_sent_before_it_left_arrives(adapter, keep, ends):
 # ---- H.2: bind ----
 
 
-def test_h_2_1_bind_chooses_the_local_address(adapter, keep, ends, peer):
+def test_h_2_1_bind_chooses_the_local_address(adapter, keep, ends):
     client, server = ends
     connector = keep(adapter.create_connector())
     connector.bind((host_of(adapter), 0))
     host, port = connector.local_address[:2]
     assert host == host_of(adapter)
     assert port >= 1024
-    listener = keep(peer.listen((host_of(peer), 0)))
-    connecting = connector.begin_connect(client.queue_pair, listener.address)
-    other = keep(listener.get_request(DEADLINE_S))
-    assert other.peer_address[:2] == (host, port)
-    establish_from(other, connecting, connector, server)
-
-
-def establish_from(other, connecting, connector, server) -> None:
-    accepting = other.begin_accept(server.queue_pair)
-    connecting.result(DEADLINE_S)
-    connector.complete_connect(DEADLINE_S)
-    accepting.result(DEADLINE_S)
+    offer = ask(keep, adapter, client.queue_pair, client=connector)
+    assert offer.server.peer_address[:2] == (host, port)
+    establish(offer, server.queue_pair)
 
 
 def test_h_2_2_an_address_in_use_is_refused(adapter, keep):
@@ -188,7 +175,7 @@ def test_h_2_3_bind_after_connect_is_refused_and_does_no_harm(adapter, keep, end
     establish(offer, server.queue_pair)
 
 
-def test_h_2_4_connect_works_after_a_second_bind(adapter, keep, ends, peer):
+def test_h_2_4_connect_works_after_a_second_bind(adapter, keep, ends):
     client, server = ends
     connector = keep(adapter.create_connector())
     connector.bind((host_of(adapter), 0))
@@ -197,9 +184,7 @@ def test_h_2_4_connect_works_after_a_second_bind(adapter, keep, ends, peer):
         connector.bind((host_of(adapter), 0))
     except ndpy.NdpyError:
         assert connector.state == "bound"
-    listener = keep(peer.listen((host_of(peer), 0)))
-    connecting = connector.begin_connect(client.queue_pair, listener.address)
-    establish_from(keep(listener.get_request(DEADLINE_S)), connecting, connector, server)
+    establish(ask(keep, adapter, client.queue_pair, client=connector), server.queue_pair)
 
 
 def test_h_2_6_a_foreign_local_address_is_refused(adapter, keep):
@@ -240,8 +225,8 @@ def test_h_4_4_a_refused_connector_may_retry(adapter, keep, ends):
     offer.server.reject()
     with pytest.raises(ndpy.ConnectionRefusedError):
         offer.connecting.result(DEADLINE_S)
-    connecting = offer.client.begin_connect(client.queue_pair, offer.listener.address)
-    establish_from(keep(offer.listener.get_request(DEADLINE_S)), connecting, offer.client, server)
+    again = ask(keep, adapter, client.queue_pair, client=offer.client, listener=offer.listener)
+    establish(again, server.queue_pair)
     send_message(keep, client, server, b"second try")
 
 
@@ -345,8 +330,7 @@ def test_h_4_2_longer_private_data_are_refused_inline_and_do_no_harm(adapter, ke
     with pytest.raises(ndpy.LimitExceededError, match=str(limit)):
         connector.begin_connect(client.queue_pair, listener.address, private_data=bytes(limit + 1))
     assert connector.state == "idle"
-    connecting = connector.begin_connect(client.queue_pair, listener.address)
-    establish_from(keep(listener.get_request(DEADLINE_S)), connecting, connector, server)
+    establish(ask(keep, adapter, client.queue_pair, client=connector, listener=listener), server.queue_pair)
 
 
 def test_h_4_2_a_queue_pair_of_another_adapter_is_refused(adapter, keep, adapter_name):
@@ -376,8 +360,7 @@ def test_h_4_7_a_second_connect_is_refused_and_the_first_goes_on(adapter, keep, 
     another = keep(adapter.create_connector())
     with pytest.raises(ndpy.NdpyError):
         another.begin_connect(client.queue_pair, offer.listener.address)
-    offer.client.complete_connect(DEADLINE_S)
-    accepting.result(DEADLINE_S)
+    offer.complete(accepting)
     send_message(keep, client, server, b"the first")
 
 
@@ -472,8 +455,7 @@ def test_h_5_8_private_data_of_the_server_arrive_before_the_client_completes(ada
     data = bytes(index % 255 + 1 for index in range(server.adapter.info.max_callee_data))
     offer, accepting = offered(keep, adapter, client, server, private_data=data)
     assert_private_data(offer.client, data)
-    offer.client.complete_connect(DEADLINE_S)
-    accepting.result(DEADLINE_S)
+    offer.complete(accepting)
 
 
 # ---- H.6: reject ----
@@ -546,8 +528,7 @@ def test_h_7_5_read_limits_are_seen_from_the_caller(request, adapter, keep, ends
     accepting = offer.server.begin_accept(server.queue_pair, inbound_read_limit=5, outbound_read_limit=3)
     offer.connecting.result(DEADLINE_S)
     assert tuple(offer.client.read_limits) == (3, 5)
-    offer.client.complete_connect(DEADLINE_S)
-    accepting.result(DEADLINE_S)
+    offer.complete(accepting)
 
 
 def test_f_3_13_a_read_without_a_read_limit_is_invalid(adapter, keep, ends):
@@ -687,22 +668,13 @@ def test_a_closed_connector_cannot_be_used(adapter, keep, ends):
 
 def test_connections_come_and_go_in_threads(adapter, keep, peer):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
-    failures: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            for _ in range(3):
-                with adapter.create_completion_queue(8) as first, peer.create_completion_queue(8) as second:
-                    run_once(adapter, peer, first, second)
-        except BaseException as error:
-            failures.append(error)
+    def work(_) -> None:
+        for _ in range(3):
+            with adapter.create_completion_queue(8) as first, peer.create_completion_queue(8) as second:
+                run_once(adapter, peer, first, second)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(3 * DEADLINE_S)
-    assert not failures
+    in_threads(3, work, 3 * DEADLINE_S)
     assert_works(keep, connect_pair(keep, adapter))
 
 
@@ -713,12 +685,9 @@ def run_once(adapter, peer, first, second) -> None:
         peer.listen((host_of(peer), 0)) as listener,
         adapter.create_connector() as connector,
     ):
-        connecting = connector.begin_connect(client, listener.address)
-        with listener.get_request(DEADLINE_S) as other:
-            accepting = other.begin_accept(server)
-            connecting.result(DEADLINE_S)
-            connector.complete_connect(DEADLINE_S)
-            accepting.result(DEADLINE_S)
+        offer = ask(lambda thing: thing, adapter, client, client=connector, listener=listener)
+        with offer.server:
+            establish(offer, server)
             server.receive([], context=1)
             client.send([])
             assert second.wait(DEADLINE_S)[0].context == 1
@@ -743,24 +712,21 @@ def test_the_first_message_proves_the_connection(keep, adapter, monkeypatch, sha
     answer = memory(keep, other, 16)
     (options["srq"] if shared else server.queue_pair).receive(incoming[0:16])
     client.queue_pair.receive(answer[0:16])
-    listener = keep(adapter.listen((host_of(adapter), 0)))
-    connector = keep(other.create_connector())
-    asking = connector.begin_connect(client.queue_pair, listener.address)
-    request = keep(listener.get_request(DEADLINE_S))
+    offer = ask(keep, other, client.queue_pair, to=adapter)
     # The thread that would learn that the connection is up is held up. On iWARP it is up when the server has answered.
     hold_up_for_long(monkeypatch)
     with adapter._events.resting(DEADLINE_S):
-        accepting = request.begin_accept(server.queue_pair)
-        asking.result(DEADLINE_S)
+        accepting = offer.server.begin_accept(server.queue_pair)
+        offer.connecting.result(DEADLINE_S)
         with pytest.raises(ndpy.NotConnectedError):
             server.queue_pair.send(incoming[0:8])
-        connector.complete_connect(DEADLINE_S)
+        offer.client.complete_connect(DEADLINE_S)
         client.queue_pair.send(question[0:8])
         completion = succeed(server.cq)[0]
         assert not accepting.done()
         completion.queue_pair.send(incoming[0:8])
     accepting.result(DEADLINE_S)
-    assert request.state == "established"
+    assert offer.server.state == "established"
     succeed(server.cq)
     succeed(client.cq, 2)
     assert contents(answer)[:8] == b"question"
@@ -771,22 +737,19 @@ def test_a_client_that_vanishes_after_its_first_message_ends_the_connection(keep
     client, server = create_end(keep, other), create_end(keep, adapter)
     incoming, question = memory(keep, adapter, 16), memory(keep, other, b"question")
     server.queue_pair.receive(incoming[0:16])
-    listener = keep(adapter.listen((host_of(adapter), 0)))
-    connector = keep(other.create_connector())
-    asking = connector.begin_connect(client.queue_pair, listener.address)
-    request = keep(listener.get_request(DEADLINE_S))
+    offer = ask(keep, other, client.queue_pair, to=adapter)
     hold_up_for_long(monkeypatch)
     with adapter._events.resting(DEADLINE_S):
-        accepting = request.begin_accept(server.queue_pair)
-        asking.result(DEADLINE_S)
-        connector.complete_connect(DEADLINE_S)
+        accepting = offer.server.begin_accept(server.queue_pair)
+        offer.connecting.result(DEADLINE_S)
+        offer.client.complete_connect(DEADLINE_S)
         client.queue_pair.send(question[0:8])
         succeed(server.cq)
         server.queue_pair.receive(incoming[0:16])
         client.queue_pair.close()
     with contextlib.suppress(ndpy.ConnectionAbortedError):
         accepting.result(DEADLINE_S)
-        request.wait_disconnected(DEADLINE_S)
+        offer.server.wait_disconnected(DEADLINE_S)
     assert take(server.cq)[0].status is ndpy.Status.CANCELED
     server.queue_pair.send(incoming[0:8])
     assert take(server.cq)[0].status is ndpy.Status.CANCELED
@@ -801,8 +764,8 @@ def test_private_data_that_are_no_buffer_are_refused_by_every_call(adapter, keep
     connector = keep(adapter.create_connector())
     with pytest.raises(TypeError, match="private_data"):
         connector.begin_connect(client.queue_pair, listener.address, private_data=data)
-    offered = connector.begin_connect(client.queue_pair, listener.address, private_data=b"x")
-    request = keep(listener.get_request(DEADLINE_S))
+    offer = ask(keep, adapter, client.queue_pair, client=connector, listener=listener, private_data=b"x")
+    request = offer.server
     for refused in (
         lambda: request.accept(server.queue_pair, private_data=data, timeout_s=DEADLINE_S),
         lambda: request.reject(private_data=data),
@@ -811,4 +774,4 @@ def test_private_data_that_are_no_buffer_are_refused_by_every_call(adapter, keep
             refused()
     request.reject()
     with pytest.raises(ndpy.ConnectionRefusedError):
-        offered.result(DEADLINE_S)
+        offer.connecting.result(DEADLINE_S)

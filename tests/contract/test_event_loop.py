@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 from kit.helpers import DEADLINE_S, connect_pair, contexts, host_of, memory, succeed, wait_until
+from kit.threads import Elsewhere, beside
 
 import ndpy
 from ndpy.objects.event_loop import poller_of_loop
@@ -33,152 +34,115 @@ def message(keep, pair):
     return send
 
 
-def test_a_task_waits_for_completions(pair, message):
-    async def main():
-        waiting = asyncio.ensure_future(pair.server.cq.wait_async())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        await asyncio.to_thread(message, 5)
-        assert contexts(await waiting) == [5]
-
-    run(main())
+async def test_a_task_waits_for_completions(pair, message):
+    waiting = asyncio.ensure_future(pair.server.cq.wait_async())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await asyncio.to_thread(message, 5)
+    assert contexts(await waiting) == [5]
 
 
-def test_completions_that_are_there_are_taken_at_once(pair, message):
+async def test_completions_that_are_there_are_taken_at_once(pair, message):
     message(1)
-
-    async def main():
-        assert contexts(await pair.server.cq.wait_async(max_entries=1)) == [1]
-
-    run(main())
+    assert contexts(await pair.server.cq.wait_async(max_entries=1)) == [1]
 
 
-def test_no_wake_up_is_lost_between_two_waits(pair, message):
-    async def main():
-        for context in range(20):
-            sending = asyncio.ensure_future(asyncio.to_thread(message, context))
-            assert contexts(await pair.server.cq.wait_async()) == [context]
-            await sending
-
-    run(main())
+async def test_no_wake_up_is_lost_between_two_waits(pair, message):
+    for context in range(20):
+        sending = asyncio.ensure_future(asyncio.to_thread(message, context))
+        assert contexts(await pair.server.cq.wait_async()) == [context]
+        await sending
 
 
-def test_two_tasks_share_the_completions(pair, message):
-    async def main():
-        waiting = [asyncio.ensure_future(pair.server.cq.wait_async(max_entries=1)) for _ in range(2)]
-        await asyncio.sleep(0)
-        await asyncio.to_thread(message, 1)
-        await asyncio.to_thread(message, 2)
-        taken = [contexts(completions) for completions in await asyncio.gather(*waiting)]
-        assert sorted(taken) == [[1], [2]]
-
-    run(main())
+async def test_two_tasks_share_the_completions(pair, message):
+    waiting = [asyncio.ensure_future(pair.server.cq.wait_async(max_entries=1)) for _ in range(2)]
+    await asyncio.sleep(0)
+    await asyncio.to_thread(message, 1)
+    await asyncio.to_thread(message, 2)
+    taken = [contexts(completions) for completions in await asyncio.gather(*waiting)]
+    assert sorted(taken) == [[1], [2]]
 
 
-def test_a_task_and_a_thread_share_the_completions(pair, message):
+async def test_a_task_and_a_thread_share_the_completions(pair, message):
     taken = []
-
-    async def main():
-        thread = threading.Thread(target=lambda: taken.extend(pair.server.cq.wait(DEADLINE_S, 1)))
-        thread.start()
-        waiting = asyncio.ensure_future(pair.server.cq.wait_async(max_entries=1))
-        await asyncio.sleep(0)
-        await asyncio.to_thread(message, 1)
-        await asyncio.to_thread(message, 2)
-        taken.extend(await waiting)
-        await asyncio.to_thread(thread.join)
-
-    run(main())
+    thread = Elsewhere(lambda: pair.server.cq.wait(DEADLINE_S, 1)).start()
+    waiting = asyncio.ensure_future(pair.server.cq.wait_async(max_entries=1))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(message, 1)
+    await asyncio.to_thread(message, 2)
+    taken.extend(await waiting)
+    taken.extend(await asyncio.to_thread(thread.result))
     assert sorted(contexts(taken)) == [1, 2]
 
 
-def test_a_wait_ends_at_its_deadline(pair, message):
-    async def main():
-        with pytest.raises(ndpy.TimeoutError, match="no completion"):
-            await pair.server.cq.wait_async(0.01)
-        await asyncio.to_thread(message, 3)
-        assert contexts(await pair.server.cq.wait_async(DEADLINE_S)) == [3]
-
-    run(main())
+async def test_a_wait_ends_at_its_deadline(pair, message):
+    with pytest.raises(ndpy.TimeoutError, match="no completion"):
+        await pair.server.cq.wait_async(0.01)
+    await asyncio.to_thread(message, 3)
+    assert contexts(await pair.server.cq.wait_async(DEADLINE_S)) == [3]
 
 
-def test_a_cancelled_wait_loses_no_completion(pair, message):
-    async def main():
-        waiting = asyncio.ensure_future(pair.server.cq.wait_async())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        await asyncio.to_thread(message, 4)
-        assert contexts(await pair.server.cq.wait_async()) == [4]
-
-    run(main())
+async def test_a_cancelled_wait_loses_no_completion(pair, message):
+    waiting = asyncio.ensure_future(pair.server.cq.wait_async())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.to_thread(message, 4)
+    assert contexts(await pair.server.cq.wait_async()) == [4]
 
 
-def test_a_task_that_was_woken_and_cancelled_at_once_passes_the_completion_on(pair, message):
-    async def main():
-        first, second = (asyncio.ensure_future(pair.server.cq.wait_async()) for _ in range(2))
-        await asyncio.sleep(0)
-        message(7)  # the loop stands still meanwhile
-        poller = ndpy.objects.event_loop.poller_of_loop()
-        if hasattr(poller._poller, "_epoll"):
-            poller._on_readable()
-        else:
-            wait_until(lambda: poller._poller._maybe_ready, "the poller's thread has the notification")
-            poller.wake_tasks()
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        assert contexts(await second) == [7]
-
+async def test_a_task_that_was_woken_and_cancelled_at_once_passes_the_completion_on(pair, message):
     import ndpy.objects.event_loop
 
-    run(main())
+    first, second = (asyncio.ensure_future(pair.server.cq.wait_async()) for _ in range(2))
+    await asyncio.sleep(0)
+    message(7)  # the loop stands still meanwhile
+    poller = ndpy.objects.event_loop.poller_of_loop()
+    if hasattr(poller._poller, "_epoll"):
+        poller._on_readable()
+    else:
+        wait_until(lambda: poller._poller._maybe_ready, "the poller's thread has the notification")
+        poller.wake_tasks()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert contexts(await second) == [7]
 
 
-def test_closing_the_queue_ends_the_wait(keep, adapter):
+async def test_closing_the_queue_ends_the_wait(keep, adapter):
     queue = keep(adapter.create_completion_queue(4))
-
-    async def main():
-        waiting = asyncio.ensure_future(queue.wait_async())
-        await asyncio.sleep(0)
-        queue.close()
-        with pytest.raises(ndpy.ClosedError):
-            await waiting
-
-    run(main())
+    waiting = asyncio.ensure_future(queue.wait_async())
+    await asyncio.sleep(0)
+    queue.close()
+    with pytest.raises(ndpy.ClosedError):
+        await waiting
 
 
-def test_closing_the_queue_in_another_thread_ends_the_iteration(keep, adapter):
+async def test_closing_the_queue_in_another_thread_ends_the_iteration(keep, adapter):
     queue = keep(adapter.create_completion_queue(4))
 
     async def iterate():
         return [completions async for completions in queue]
 
-    async def main():
-        iterating = asyncio.ensure_future(iterate())
-        await asyncio.sleep(0)
-        await asyncio.to_thread(queue.close)
-        assert await iterating == []
-
-    run(main())
+    iterating = asyncio.ensure_future(iterate())
+    await asyncio.sleep(0)
+    await asyncio.to_thread(queue.close)
+    assert await iterating == []
 
 
-def test_a_queue_is_iterated(pair, message):
-    async def main():
-        taken = []
-        for context in range(3):
-            await asyncio.to_thread(message, context)
-        async for completions in pair.server.cq:
-            taken += contexts(completions)
-            if len(taken) == 3:
-                break
-        assert taken == [0, 1, 2]
-
-    run(main())
+async def test_a_queue_is_iterated(pair, message):
+    taken = []
+    for context in range(3):
+        await asyncio.to_thread(message, context)
+    async for completions in pair.server.cq:
+        taken += contexts(completions)
+        if len(taken) == 3:
+            break
+    assert taken == [0, 1, 2]
 
 
-def test_a_busy_queue_lets_other_tasks_run(pair, message):
+async def test_a_busy_queue_lets_other_tasks_run(pair, message):
     """A task that always finds completions must not keep the loop."""
     ran = []
 
@@ -187,14 +151,11 @@ def test_a_busy_queue_lets_other_tasks_run(pair, message):
             ran.append(True)
             await asyncio.sleep(0)
 
-    async def main():
-        running = asyncio.ensure_future(other())
-        for context in range(40):
-            message(context)
-            assert contexts(await pair.server.cq.wait_async()) == [context]
-        running.cancel()
-
-    run(main())
+    running = asyncio.ensure_future(other())
+    for context in range(40):
+        message(context)
+        assert contexts(await pair.server.cq.wait_async()) == [context]
+    running.cancel()
     assert len(ran) >= 2
 
 
@@ -223,15 +184,11 @@ def test_two_loops_in_two_threads_wait_for_two_queues(keep, adapter):
 
         asyncio.run(main())
 
-    threads = [threading.Thread(target=loop_of, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    started.wait(DEADLINE_S)
-    for index, pair in enumerate(pairs):
-        pair.server.queue_pair.receive(memory(keep, adapter, 16), context=index)
-        pair.client.queue_pair.send(memory(keep, adapter, b"x"))
-    for thread in threads:
-        thread.join(DEADLINE_S)
+    with beside(lambda: loop_of(0), lambda: loop_of(1)):
+        started.wait(DEADLINE_S)
+        for index, pair in enumerate(pairs):
+            pair.server.queue_pair.receive(memory(keep, adapter, 16), context=index)
+            pair.client.queue_pair.send(memory(keep, adapter, b"x"))
     assert taken == {0: [0], 1: [1]}
 
 
@@ -251,100 +208,87 @@ async def _idle(queue):
         await queue.wait_async(0.01)
 
 
-def test_requests_are_awaited_and_iterated(keep, adapter):
+async def test_requests_are_awaited_and_iterated(keep, adapter):
     ndpy_host = host_of(adapter)
-
-    async def main():
-        with adapter.listen((ndpy_host, 0)) as listener:
-            with pytest.raises(ndpy.TimeoutError):
-                await listener.get_request_async(0.01)
-            queue = keep(adapter.create_completion_queue(8))
-            connectors = [keep(adapter.create_connector()) for _ in range(2)]
-            pending = [
-                connector.begin_connect(keep(adapter.create_queue_pair(queue)), listener.address)
-                for connector in connectors
-            ]
-            keep(await listener.get_request_async(DEADLINE_S)).reject()
-            async for request in listener:
-                keep(request).reject()
-                break
-            for one in pending:
-                with pytest.raises(ndpy.ConnectionRefusedError):
-                    await one
-
-    run(main())
-
-
-def test_a_cancelled_get_request_loses_no_request(keep, adapter):
-    async def main():
-        with adapter.listen((host_of(adapter), 0)) as listener:
-            waiting = asyncio.ensure_future(listener.get_request_async())
-            await asyncio.sleep(0)
-            queue = keep(adapter.create_completion_queue(8))
-            connector = keep(adapter.create_connector())
-            connecting = connector.begin_connect(keep(adapter.create_queue_pair(queue)), listener.address)
-            # Let the request arrive while the loop stands still, so that it and the cancellation come together.
-            wait_until(lambda: not listener._calls, "the call has its request")
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            keep(await listener.get_request_async(DEADLINE_S)).reject()
+    with adapter.listen((ndpy_host, 0)) as listener:
+        with pytest.raises(ndpy.TimeoutError):
+            await listener.get_request_async(0.01)
+        queue = keep(adapter.create_completion_queue(8))
+        connectors = [keep(adapter.create_connector()) for _ in range(2)]
+        pending = [
+            connector.begin_connect(keep(adapter.create_queue_pair(queue)), listener.address)
+            for connector in connectors
+        ]
+        keep(await listener.get_request_async(DEADLINE_S)).reject()
+        async for request in listener:
+            keep(request).reject()
+            break
+        for one in pending:
             with pytest.raises(ndpy.ConnectionRefusedError):
-                await connecting
-
-    run(main())
+                await one
 
 
-def test_a_request_goes_to_the_next_task_if_the_first_is_cancelled_as_it_is_served(keep, adapter, monkeypatch):
-    async def main():
-        loop = asyncio.get_running_loop()
-        with adapter.listen((host_of(adapter), 0)) as listener:
-            first, second = (asyncio.ensure_future(listener.get_request_async()) for _ in range(2))
-            await asyncio.sleep(0)
-            serve = listener._give_or_queue
-
-            def serve_and_cancel(connector):
-                stopped, go_on = threading.Event(), threading.Event()
-
-                def stop():
-                    stopped.set()
-                    assert go_on.wait(DEADLINE_S)
-
-                # The loop stands still, so the task cannot run before it is cancelled: the request is in its hands
-                # then.
-                loop.call_soon_threadsafe(stop)
-                assert stopped.wait(DEADLINE_S)
-                given = serve(connector)
-                loop.call_soon_threadsafe(first.cancel)
-                go_on.set()
-                return given
-
-            monkeypatch.setattr(listener, "_give_or_queue", serve_and_cancel)
-            queue = keep(adapter.create_completion_queue(8))
-            connector = keep(adapter.create_connector())
-            connecting = connector.begin_connect(keep(adapter.create_queue_pair(queue)), listener.address)
-            keep(await asyncio.wait_for(second, DEADLINE_S)).reject()
-            with pytest.raises(asyncio.CancelledError):
-                await first
-            with pytest.raises(ndpy.ConnectionRefusedError):
-                await connecting
-
-    run(main())
+async def test_a_cancelled_get_request_loses_no_request(keep, adapter):
+    with adapter.listen((host_of(adapter), 0)) as listener:
+        waiting = asyncio.ensure_future(listener.get_request_async())
+        await asyncio.sleep(0)
+        queue = keep(adapter.create_completion_queue(8))
+        connector = keep(adapter.create_connector())
+        connecting = connector.begin_connect(keep(adapter.create_queue_pair(queue)), listener.address)
+        # Let the request arrive while the loop stands still, so that it and the cancellation come together.
+        wait_until(lambda: not listener._calls, "the call has its request")
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        keep(await listener.get_request_async(DEADLINE_S)).reject()
+        with pytest.raises(ndpy.ConnectionRefusedError):
+            await connecting
 
 
-def test_closing_the_listener_ends_the_iteration(keep, adapter):
+async def test_a_request_goes_to_the_next_task_if_the_first_is_cancelled_as_it_is_served(keep, adapter, monkeypatch):
+    loop = asyncio.get_running_loop()
+    with adapter.listen((host_of(adapter), 0)) as listener:
+        first, second = (asyncio.ensure_future(listener.get_request_async()) for _ in range(2))
+        await asyncio.sleep(0)
+        serve = listener._give_or_queue
+
+        def serve_and_cancel(connector):
+            stopped, go_on = threading.Event(), threading.Event()
+
+            def stop():
+                stopped.set()
+                assert go_on.wait(DEADLINE_S)
+
+            # The loop stands still, so the task cannot run before it is cancelled: the request is in its hands
+            # then.
+            loop.call_soon_threadsafe(stop)
+            assert stopped.wait(DEADLINE_S)
+            given = serve(connector)
+            loop.call_soon_threadsafe(first.cancel)
+            go_on.set()
+            return given
+
+        monkeypatch.setattr(listener, "_give_or_queue", serve_and_cancel)
+        queue = keep(adapter.create_completion_queue(8))
+        connector = keep(adapter.create_connector())
+        connecting = connector.begin_connect(keep(adapter.create_queue_pair(queue)), listener.address)
+        keep(await asyncio.wait_for(second, DEADLINE_S)).reject()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        with pytest.raises(ndpy.ConnectionRefusedError):
+            await connecting
+
+
+async def test_closing_the_listener_ends_the_iteration(keep, adapter):
     listener = keep(adapter.listen((host_of(adapter), 0)))
 
     async def iterate():
         return [request async for request in listener]
 
-    async def main():
-        iterating = asyncio.ensure_future(iterate())
-        await asyncio.sleep(0)
-        await asyncio.to_thread(listener.close)
-        assert await iterating == []
-
-    run(main())
+    iterating = asyncio.ensure_future(iterate())
+    await asyncio.sleep(0)
+    await asyncio.to_thread(listener.close)
+    assert await iterating == []
 
 
 def test_the_loop_is_of_the_kind_that_the_test_names(request):

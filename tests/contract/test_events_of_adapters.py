@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from kit.helpers import (
     take,
 )
 from kit.quirks import has_quirk
+from kit.threads import Elsewhere
 
 import ndpy
 from ndpy import Access, AdapterEvent, Capability, EventKind, Operation
@@ -123,25 +123,15 @@ def test_the_oldest_call_gets_the_next_event(events, adapter):
 
 @pytest.mark.parametrize("how", ["close", "iterate"])
 def test_closing_ends_what_waits(events, adapter, how):
-    found = []
-
-    def work():
-        try:
-            found.append(list(events) if how == "iterate" else events.get())
-        except ndpy.CanceledError as error:
-            found.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
+    waiting = Elsewhere(lambda: list(events) if how == "iterate" else events.get()).start()
     if how == "iterate":
         give(adapter, port=7)
     time.sleep(0.05)
     events.close()
-    thread.join(DEADLINE_S)
     if how == "iterate":
-        assert [event.port for event in found[0]] == [7]
+        assert [event.port for event in waiting.result()] == [7]
     else:
-        assert isinstance(found[0], ndpy.CanceledError)
+        assert isinstance(waiting.outcome(), ndpy.CanceledError)
     with pytest.raises(ndpy.ClosedError):
         events.get(0)
     assert list(events) == []
@@ -156,7 +146,7 @@ def test_an_open_stream_keeps_the_adapter_open(adapter, keep):
         stream.close()
 
 
-def test_async_for_takes_events_and_can_be_cancelled(events, adapter):
+async def test_async_for_takes_events_and_can_be_cancelled(events, adapter):
     async def collect():
         found = []
         async for event in events:
@@ -165,19 +155,16 @@ def test_async_for_takes_events_and_can_be_cancelled(events, adapter):
                 break
         return found
 
-    async def work():
-        collecting = asyncio.create_task(collect())
-        await asyncio.sleep(0.05)
-        give(adapter, port=4)
-        give(adapter, port=5)
-        assert await asyncio.wait_for(collecting, DEADLINE_S) == [4, 5]
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(events.begin_get(), 0.05)
-        # The cancelled call takes no event.
-        give(adapter, port=6)
-        assert (await asyncio.wait_for(events.begin_get(), DEADLINE_S)).port == 6
-
-    asyncio.run(work())
+    collecting = asyncio.create_task(collect())
+    await asyncio.sleep(0.05)
+    give(adapter, port=4)
+    give(adapter, port=5)
+    assert await asyncio.wait_for(collecting, DEADLINE_S) == [4, 5]
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(events.begin_get(), 0.05)
+    # The cancelled call takes no event.
+    give(adapter, port=6)
+    assert (await asyncio.wait_for(events.begin_get(), DEADLINE_S)).port == 6
 
 
 def test_unknown_kinds_are_left_out():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
 
@@ -14,12 +13,14 @@ from kit.helpers import (
     ask,
     connect_ends,
     create_end,
+    establish,
     host_of,
     peer_of,
     require,
     send_message,
     wait_until,
 )
+from kit.threads import Elsewhere
 
 import ndpy
 
@@ -189,23 +190,12 @@ def test_a_backlog_is_not_negative(adapter):
 def test_h_3_10_closing_ends_the_waits(adapter):
     listener = adapter.listen((host_of(adapter), 0))
     waiting = [listener.begin_get_request() for _ in range(2)]
-    ended: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            listener.get_request(DEADLINE_S)
-        except BaseException as error:
-            ended.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
+    thread = Elsewhere(lambda: listener.get_request(DEADLINE_S)).start()
     time.sleep(0.1)
     listener.close()
-    thread.join(DEADLINE_S)
-    for pending in waiting:
+    for pending in (*waiting, thread):
         with pytest.raises(ndpy.CanceledError):
             pending.result(DEADLINE_S)
-    assert [type(error) for error in ended] == [ndpy.CanceledError]
     with pytest.raises(ndpy.ClosedError):
         listener.begin_get_request()
 
@@ -234,10 +224,7 @@ def test_h_3_10_connectors_given_out_outlive_the_listener(adapter, keep, peer):
     client, server = create_end(keep, adapter), create_end(keep, peer)
     offer = ask(keep, adapter, client.queue_pair)
     offer.listener.close()
-    accepting = offer.server.begin_accept(server.queue_pair)
-    offer.connecting.result(DEADLINE_S)
-    offer.client.complete_connect(DEADLINE_S)
-    accepting.result(DEADLINE_S)
+    establish(offer, server.queue_pair)
     send_message(keep, client, server, b"still")
 
 

@@ -6,7 +6,6 @@ import array
 import contextlib
 import ctypes
 import mmap
-import threading
 
 import pytest
 from kit.helpers import (
@@ -29,6 +28,7 @@ from kit.helpers import (
     take,
 )
 from kit.quirks import expect_quirk
+from kit.threads import in_threads
 
 import ndpy
 from ndpy import Access, Operation, RemoteMemory, Status
@@ -611,23 +611,13 @@ def test_d_6_6_deregistering_under_a_posted_receive_ends_it_without_touching_the
 
 
 def test_d_6_8_threads_register_and_deregister_at_once(adapter):
-    failures: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            for size in range(1, 26):
-                with adapter.register(bytearray(size * 100), Access.REMOTE_WRITE) as region:
-                    assert region.length == size * 100
-        except BaseException as error:
-            failures.append(error)
+    def work(_) -> None:
+        for size in range(1, 26):
+            with adapter.register(bytearray(size * 100), Access.REMOTE_WRITE) as region:
+                assert region.length == size * 100
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert not failures
-    assert not any(thread.is_alive() for thread in threads)
+    in_threads(4, work, DEADLINE_S)
 
 
 def test_e_5_4_a_violation_leaves_other_connections_alone(pair, keep):

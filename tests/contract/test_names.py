@@ -12,6 +12,7 @@ import pytest
 from kit.aio_ends import OPTIONS, echo, settle, until
 from kit.deadlines import patient
 from kit.helpers import CLOCK_TICK_S, DEADLINE_S, create_end, host_of, require, wait_until
+from kit.threads import beside
 
 import ndpy
 from ndpy import aio
@@ -151,15 +152,10 @@ def test_an_address_that_is_silent_gets_an_equal_share_of_the_time(names, listen
     names.found = [deaf, (deaf[0], deaf[1]), listener.address]
     begin = time.monotonic()
 
-    def serve() -> None:
-        listener.get_request(DEADLINE_S).reject()
-
-    serving = threading.Thread(target=serve)
-    serving.start()
-    with pytest.raises(ndpy.ConnectionRefusedError):
-        connector.connect(queue_pair, (NAME, 1), timeout_s=2 * share_s)
-    took_s = time.monotonic() - begin
-    serving.join(DEADLINE_S)
+    with beside(lambda: listener.get_request(DEADLINE_S).reject()):
+        with pytest.raises(ndpy.ConnectionRefusedError):
+            connector.connect(queue_pair, (NAME, 1), timeout_s=2 * share_s)
+        took_s = time.monotonic() - begin
     assert share_s * 0.9 < took_s < 2 * share_s
 
 
@@ -222,7 +218,7 @@ def test_a_connection_of_a_loop_passes_over_an_address_that_is_silent(adapter, n
     connect_once(adapter, [deaf], names, timeout_s=2 * share_s)
 
 
-def test_a_connection_of_a_loop_goes_on_while_the_driver_holds_the_attempt_before(
+async def test_a_connection_of_a_loop_goes_on_while_the_driver_holds_the_attempt_before(
     adapter, names, closed_port, monkeypatch
 ):
     """Quirk.IWARP_DESTROY_WAITS. Closing the connection waits for it."""
@@ -236,36 +232,29 @@ def test_a_connection_of_a_loop_goes_on_while_the_driver_holds_the_attempt_befor
         free_natively(connection)
 
     monkeypatch.setattr(aio.Connection, "_free_natively", free)
-
-    async def main():
-        async with aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server:
-            names.found = [closed_port, (closed_port[0], closed_port[1] - 1), server.address]
-            client = await aio.connect((NAME, 1), adapter=adapter, **OPTIONS)
-            try:
-                await until(lambda: len(held) == 2)
-                await client.send(b"x")
-                assert await client.receive() == b"x"
-                closing = asyncio.ensure_future(client.close())
-                await client.wait_closed()
-                await settle()
-                assert not closing.done()
-            finally:
-                let_go.set()
-            await closing
-            assert all(connection._life.state == "free" for connection in held)
-        assert not adapter._device._open_children()
-
-    asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE_S))
+    async with aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server:
+        names.found = [closed_port, (closed_port[0], closed_port[1] - 1), server.address]
+        client = await aio.connect((NAME, 1), adapter=adapter, **OPTIONS)
+        try:
+            await until(lambda: len(held) == 2)
+            await client.send(b"x")
+            assert await client.receive() == b"x"
+            closing = asyncio.ensure_future(client.close())
+            await client.wait_closed()
+            await settle()
+            assert not closing.done()
+        finally:
+            let_go.set()
+        await closing
+        assert all(connection._life.state == "free" for connection in held)
+    assert not adapter._device._open_children()
 
 
-def test_a_connection_of_a_loop_leaves_nothing_when_no_address_answers(adapter, names, closed_port):
-    async def main():
-        names.found = [closed_port, (closed_port[0], closed_port[1] - 1)]
-        with pytest.raises(ndpy.ConnectionRefusedError):
-            await aio.connect((NAME, 1), adapter=adapter, **OPTIONS)
-        names.found = None
-        with pytest.raises(ndpy.AddressUnreachableError, match="no such name"):
-            await aio.connect((NAME, 1), adapter=adapter, **OPTIONS)
-
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+async def test_a_connection_of_a_loop_leaves_nothing_when_no_address_answers(adapter, names, closed_port):
+    names.found = [closed_port, (closed_port[0], closed_port[1] - 1)]
+    with pytest.raises(ndpy.ConnectionRefusedError):
+        await aio.connect((NAME, 1), adapter=adapter, **OPTIONS)
+    names.found = None
+    with pytest.raises(ndpy.AddressUnreachableError, match="no such name"):
+        await aio.connect((NAME, 1), adapter=adapter, **OPTIONS)
     assert not adapter._device._open_children()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 
 import pytest
 from kit.helpers import CLOCK_TICK_S, DEADLINE_S, connect_pair, create_end, host_of, require
+from kit.threads import Elsewhere
 
 import ndpy
 
@@ -46,14 +46,9 @@ def test_result_times_out_and_the_operation_goes_on(adapter, keep, listener):
 
 def test_many_threads_wait_for_one_operation(adapter, keep, listener):
     pending = listener.begin_get_request()
-    results: list[object] = []
-    threads = [threading.Thread(target=lambda: results.append(pending.result(DEADLINE_S))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
+    waiting = [Elsewhere(lambda: pending.result(DEADLINE_S)).start() for _ in range(3)]
     knock(keep, adapter, listener)
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert results == [keep(pending.result(0))] * 3
+    assert [one.result() for one in waiting] == [keep(pending.result(0))] * 3
 
 
 def test_a_cancelled_request_for_a_connection_takes_none(adapter, keep, listener):
@@ -84,7 +79,7 @@ def test_a_failed_operation_raises_its_error_each_time(adapter, keep, listener):
             pending.result(DEADLINE_S)
 
 
-def test_operations_can_be_awaited(adapter, keep, listener):
+async def test_operations_can_be_awaited(adapter, keep, listener):
     client, server = create_end(keep, adapter), create_end(keep, adapter)
 
     async def serve() -> ndpy.Connector:
@@ -92,17 +87,14 @@ def test_operations_can_be_awaited(adapter, keep, listener):
         await connector.begin_accept(server.queue_pair)
         return connector
 
-    async def both() -> None:
-        connector = keep(adapter.create_connector())
-        serving = asyncio.create_task(serve())
-        await connector.begin_connect(client.queue_pair, listener.address)
-        await connector.begin_complete_connect()
-        other = await serving
-        left = other.begin_wait_disconnected()
-        await connector.begin_disconnect()
-        await left
-
-    asyncio.run(asyncio.wait_for(both(), DEADLINE_S))
+    connector = keep(adapter.create_connector())
+    serving = asyncio.create_task(serve())
+    await connector.begin_connect(client.queue_pair, listener.address)
+    await connector.begin_complete_connect()
+    other = await serving
+    left = other.begin_wait_disconnected()
+    await connector.begin_disconnect()
+    await left
 
 
 def test_completion_queues_can_be_awaited(adapter, keep):
@@ -137,19 +129,12 @@ def test_cancelling_an_await_cancels_the_operation(adapter, keep, listener):
     keep(listener.get_request(DEADLINE_S))
 
 
-def test_registrations_can_be_awaited_together(adapter, keep):
-    async def register() -> list[ndpy.MemoryRegion]:
-        async def one() -> ndpy.MemoryRegion:
-            return await adapter.begin_register(bytearray(4096))
+async def test_registrations_can_be_awaited_together(adapter, keep):
+    async def one() -> ndpy.MemoryRegion:
+        return await adapter.begin_register(bytearray(4096))
 
-        return await asyncio.gather(*[one() for _ in range(8)])
-
-    regions = [keep(region) for region in asyncio.run(register())]
+    regions = [keep(region) for region in await asyncio.gather(*[one() for _ in range(8)])]
     assert len({region.address for region in regions}) == 8
-
-    async def deregister() -> None:
-        for region in regions:
-            await region.begin_deregister()
-
-    asyncio.run(deregister())
+    for region in regions:
+        await region.begin_deregister()
     assert all(region.closed for region in regions)

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from kit.helpers import CLOCK_TICK_S, DEADLINE_S, connect_pair, create_end, require, succeed
+from kit.threads import Elsewhere, beside
 
 import ndpy
 from ndpy import Flags
@@ -116,13 +117,11 @@ def test_no_wake_up_is_lost(adapter, keep, poller):
             for _, completions in poller.wait(DEADLINE_S):
                 taken.extend(completion.context for completion in completions)
 
-    waiter = threading.Thread(target=wait)
-    waiter.start()
-    for context in range(150):
-        pair.server.queue_pair.receive([], context=context)
-        pair.client.queue_pair.send([])
-        succeed(pair.client.cq)
-    waiter.join(DEADLINE_S)
+    with beside(wait):
+        for context in range(150):
+            pair.server.queue_pair.receive([], context=context)
+            pair.client.queue_pair.send([])
+            succeed(pair.client.cq)
     assert taken == list(range(150))
 
 
@@ -137,14 +136,11 @@ def test_wait_times_out(poller):
 
 def test_wake_from_another_thread_ends_the_wait(poller, pair):
     poller.add(pair.server.cq)
-    returned: list[object] = []
-    waiter = threading.Thread(target=lambda: returned.append(poller.wait(DEADLINE_S)))
-    waiter.start()
+    waiter = Elsewhere(lambda: poller.wait(DEADLINE_S)).start()
     time.sleep(0.2)
-    assert waiter.is_alive()
+    assert not waiter.over
     poller.wake()
-    waiter.join(DEADLINE_S)
-    assert returned == [[]]
+    assert waiter.result() == []
 
 
 def test_a_wake_before_the_wait_is_not_lost(poller):
@@ -166,14 +162,11 @@ def test_removing_stops_the_delivery(poller, pair):
 
 
 def test_adding_while_another_thread_waits(poller, pair):
-    returned: list[object] = []
-    waiter = threading.Thread(target=lambda: returned.extend(poller.wait(DEADLINE_S)))
-    waiter.start()
+    waiter = Elsewhere(lambda: poller.wait(DEADLINE_S)).start()
     time.sleep(0.1)
     poller.add(pair.server.cq)
     message(pair, 8)
-    waiter.join(DEADLINE_S)
-    assert [cq for cq, _ in returned] == [pair.server.cq]  # type: ignore[misc]
+    assert [cq for cq, _ in waiter.result()] == [pair.server.cq]
 
 
 def test_closing_a_queue_removes_it(adapter, poller, pair):
@@ -201,21 +194,12 @@ def test_queues_of_several_adapters(adapter, keep, poller, pair, adapter_name):
 
 def test_closing_ends_a_wait(adapter):
     poller = ndpy.Poller()
-    ended: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            poller.wait(DEADLINE_S)
-        except BaseException as error:
-            ended.append(error)
-
-    waiter = threading.Thread(target=wait)
-    waiter.start()
+    waiter = Elsewhere(lambda: poller.wait(DEADLINE_S)).start()
     time.sleep(0.1)
     poller.close()
     poller.close()
-    waiter.join(DEADLINE_S)
-    assert [type(error) for error in ended] == [ndpy.ClosedError]
+    with pytest.raises(ndpy.ClosedError):
+        waiter.result()
     assert poller.closed
     with pytest.raises(ndpy.ClosedError):
         poller.wait()
@@ -252,23 +236,21 @@ def test_other_threads_run_while_one_waits(poller, pair, what):
     if what == "poller":
         poller.add(pair.server.cq)
         call = poller.wait
-    begun, ended = threading.Event(), []
+    begun = threading.Event()
 
     def wait() -> None:
         begun.set()
-        ended.append(call(DEADLINE_S))
+        call(DEADLINE_S)
 
-    waiter = threading.Thread(target=wait)
-    waiter.start()
+    waiter = Elsewhere(wait).start()
     assert begun.wait(DEADLINE_S)
     # After this sleep the thread is in its wait. If it held the lock, this thread would stand still until the deadline.
     time.sleep(0.3)
     for _ in range(100_000):
         pass
-    assert not ended
+    assert not waiter.over
     message(pair, 1)
-    waiter.join(2 * DEADLINE_S)
-    assert len(ended) == 1, "the wait timed out"
+    waiter.result(2 * DEADLINE_S)
 
 
 def test_a_poller_that_is_closed_in_the_middle_of_a_call_of_its_queue_is_freed(poller, pair, monkeypatch):

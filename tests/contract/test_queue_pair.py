@@ -237,8 +237,7 @@ def test_f_2_2_the_client_is_connected_only_after_complete_connect(adapter, keep
     offer.connecting.result(DEADLINE_S)
     with pytest.raises(ndpy.NotConnectedError):
         client.queue_pair.send([])
-    offer.client.complete_connect(DEADLINE_S)
-    accepting.result(DEADLINE_S)
+    offer.complete(accepting)
     server.queue_pair.receive([])
     client.queue_pair.send([])
     succeed(client.cq)

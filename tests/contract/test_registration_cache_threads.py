@@ -14,11 +14,11 @@ from kit.helpers import (
     STRESS,
     connect_pair,
     expose,
-    in_threads,
     memory,
     require,
     succeed,
 )
+from kit.threads import beside, in_threads
 
 import ndpy
 from ndpy import Access
@@ -95,14 +95,11 @@ def test_invalidation_waits_for_a_deregistration_that_another_thread_is_at(monke
         plain(self)
 
     monkeypatch.setattr(type(region), "close", close)
-    other = threading.Thread(target=cache.invalidate, args=(region.address, LENGTH))
-    other.start()
-    assert begun.wait(DEADLINE_S)
-    cache.invalidate(region.address, LENGTH)
-    assert region.closed
-    buffer.append(1)
-    other.join(DEADLINE_S)
-    assert not other.is_alive()
+    with beside(lambda: cache.invalidate(region.address, LENGTH)):
+        assert begun.wait(DEADLINE_S)
+        cache.invalidate(region.address, LENGTH)
+        assert region.closed
+        buffer.append(1)
 
 
 def test_invalidation_ends_a_registration_that_another_thread_is_about_to_end(monkeypatch, cache):

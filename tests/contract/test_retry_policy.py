@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from kit.helpers import (
     succeed,
     take,
 )
+from kit.threads import beside
 
 import ndpy
 from ndpy import RetryPolicy, Status
@@ -141,13 +141,9 @@ def test_the_example_of_the_readme_works(adapter, keep, ends, capsys):
     address = '("192.0.2.1", 7471)'
     assert address in example
     names = {"ndpy": ndpy, "adapter": adapter, "near": near.queue_pair}
-    server = threading.Thread(
-        target=lambda: keep(listener.get_request(DEADLINE_S)).accept(far.queue_pair, timeout_s=DEADLINE_S)
-    )
-    server.start()
-    exec(example.replace(address, repr(listener.address[:2])), names)
-    keep(names["connector"])
-    server.join(DEADLINE_S)
+    with beside(lambda: keep(listener.get_request(DEADLINE_S)).accept(far.queue_pair, timeout_s=DEADLINE_S)):
+        exec(example.replace(address, repr(listener.address[:2])), names)
+        keep(names["connector"])
     said, promised = float(capsys.readouterr().out), float(example.partition("gives_up_s)  # ")[2].partition(",")[0])
     assert said == pytest.approx(promised, abs=0.005)
     succeed(near.cq)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-from kit.helpers import DEADLINE_S, HAS_GIL, Pair, connect_pair, expose, in_threads, memory, require, rounds, succeed
+from kit.helpers import DEADLINE_S, HAS_GIL, Pair, connect_pair, expose, memory, require, rounds, succeed
+from kit.threads import Elsewhere, in_threads
 
 import ndpy
 from ndpy import Access
@@ -118,26 +119,19 @@ def test_two_batches_posted_one_by_one_do_not_share_the_last_room(adapter, keep,
     for number, batch in enumerate(batches):
         for place in range(6):
             batch.write(source[0:8], remote[0:8], context=6 * number + place)
-    require_room, ends = queue_pair._require_room, [""]
-
-    def post_second() -> None:
-        try:
-            queue_pair._post_singly(batches[1], 0)
-        except ndpy.QueueFullError as error:
-            ends[0] = str(error)
-
-    second = threading.Thread(target=post_second)
+    require_room = queue_pair._require_room
+    second = Elsewhere(lambda: queue_pair._post_singly(batches[1], 0))
 
     def with_another(*arguments):
         require_room(*arguments)
-        if not second.ident:
+        if not second.thread.ident:
             second.start()
-            second.join(0.5)
+            second.thread.join(0.5)
 
     monkeypatch.setattr(queue_pair, "_require_room", with_another)
     queue_pair._post_singly(batches[0], 0)
-    second.join(DEADLINE_S)
-    assert ends[0]
+    with pytest.raises(ndpy.QueueFullError, match=r"."):
+        second.result()
     assert sorted(completion.context for completion in succeed(pair.client.cq, 6)) == list(range(6))
     assert pair.client.cq.poll() == []
 

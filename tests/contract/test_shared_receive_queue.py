@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 
 import pytest
 from kit.helpers import (
@@ -19,6 +19,7 @@ from kit.helpers import (
     take,
 )
 from kit.quirks import has_quirk, skip_where
+from kit.threads import Elsewhere
 
 import ndpy
 from ndpy import Access, Status
@@ -287,13 +288,12 @@ def test_a_queue_pair_is_destroyed_after_it_has_taken_its_last_shared_receive(ke
     skip_where(adapter, Quirk.SIW_TELLS_NO_LAST_RECEIVE)
     srq = keep(adapter.create_shared_receive_queue(4))
     pair = connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter, srq=srq))
-    closing = threading.Thread(target=pair.server.queue_pair.close)
     # The thread that handles the event is held up, for less time than close() waits.
     with adapter._events.resting(DEADLINE_S):
-        closing.start()
-        closing.join(0.2)
-        waits = closing.is_alive()
-    closing.join(DEADLINE_S)
+        closing = Elsewhere(pair.server.queue_pair.close).start()
+        time.sleep(0.2)
+        waits = not closing.over
+    closing.result()
     assert waits
     assert pair.server.queue_pair.closed
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import threading
+import time
 from decimal import Decimal
 from fractions import Fraction
 
 import pytest
 from kit.helpers import DEADLINE_S, connect_pair, create_end, host_of
+from kit.threads import Elsewhere
 
 import ndpy
 from ndpy import Capability, _core, aio
@@ -116,23 +119,11 @@ def waits(keep, adapter) -> Waits:
 
 @pytest.mark.parametrize("value", [math.inf, 10**400], ids=["inf", "10**400"])
 def test_an_infinite_time_waits_until_something_comes(waits, value):
-    results = {}
-
-    def wait(name: str) -> None:
-        try:
-            results[name] = waits.calls[name](value)
-        except Exception as error:
-            results[name] = error
-
-    threads = [threading.Thread(target=wait, args=[name]) for name in waits.calls]
-    for thread in threads:
-        thread.start()
-    threads[0].join(0.05)
-    assert results == {}
+    waiting = {name: Elsewhere(functools.partial(call, value)).start() for name, call in waits.calls.items()}
+    time.sleep(0.05)
+    assert not [name for name, one in waiting.items() if one.over]
     waits.end()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert set(results) == set(waits.calls)
+    results = {name: one.outcome() for name, one in waiting.items()}
     # What ended the others is an exception of the object that ended, or is their result.
     assert (results["Poller.wait"], results["Connector.wait_disconnected"]) == ([], None)
     ends = (ndpy.ClosedError, ndpy.CanceledError, list, type(None))

@@ -52,12 +52,11 @@ def test_a_bound_connector_is_bound_after_a_refusal(adapter, keep):
     client.bind((host_of(adapter), 0))
     bound = client.local_address
     for _ in range(2):
-        connecting = client.begin_connect(end.queue_pair, listener.address)
-        request = keep(listener.get_request(DEADLINE_S))
-        assert request.peer_address == bound
-        request.reject()
+        offer = ask(keep, adapter, end.queue_pair, client=client, listener=listener)
+        assert offer.server.peer_address == bound
+        offer.server.reject()
         with pytest.raises(ndpy.ConnectionRefusedError):
-            connecting.result(DEADLINE_S)
+            offer.connecting.result(DEADLINE_S)
         assert (client.state, client.local_address) == ("bound", bound)
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -266,28 +265,6 @@ def assert_quiet(cq: ndpy.CompletionQueue, seconds: float = QUIET_S) -> None:
         pytest.fail(f"unexpected: {cq.wait(seconds)}")
 
 
-def in_threads(count: int, work: Callable[[int], Any], timeout_s: float = 100.0) -> None:
-    """Run work(number) in `count` threads that start together. Raises the first exception of one of them."""
-    failures: list[BaseException] = []
-    start = threading.Barrier(count)
-
-    def run(number: int) -> None:
-        try:
-            start.wait(DEADLINE_S)
-            work(number)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout_s)
-        assert not thread.is_alive()
-    if failures:
-        raise failures[0]
-
-
 def assert_let_go(reference: weakref.ref[Any]) -> None:
     """Nothing refers to it any more. The adapter's thread may do so for a moment, while it handles an event."""
 
@@ -315,6 +292,12 @@ class Offer:
     client: ndpy.Connector
     server: ndpy.Connector
 
+    def complete(self, accepting: ndpy.Pending[None]) -> None:
+        """Make the connection, once the server has begun to accept it."""
+        self.connecting.result(DEADLINE_S)
+        self.client.complete_connect(DEADLINE_S)
+        accepting.result(DEADLINE_S)
+
 
 def ask(
     keep: Keeper,
@@ -322,15 +305,17 @@ def ask(
     queue_pair: ndpy.QueuePair,
     version: int = 4,
     to: ndpy.Adapter | None = None,
+    client: ndpy.Connector | None = None,
+    listener: ndpy.Listener | None = None,
     **options: Any,
 ) -> Offer:
-    """Start to connect a queue pair to a new listener, and wait until the request is there.
+    """Start to connect a queue pair, and wait until the request is there.
 
-    The listener is one of the adapter `to`, by default of peer_of(adapter).
+    The connector and the listener are new ones by default. The listener is one of the adapter `to`, by default of peer_of(adapter).
     """
     to = to or peer_of(adapter)
-    listener = keep(to.listen((host_of(to, version), 0)))
-    client = keep(adapter.create_connector())
+    listener = listener or keep(to.listen((host_of(to, version), 0)))
+    client = client or keep(adapter.create_connector())
     connecting = client.begin_connect(queue_pair, listener.address, **options)
     server = keep(listener.get_request(DEADLINE_S))
     return Offer(listener, connecting, client, server)
@@ -338,10 +323,7 @@ def ask(
 
 def establish(offer: Offer, queue_pair: ndpy.QueuePair, **options: Any) -> None:
     """Make the connection of an offer: both steps on both sides."""
-    accepting = offer.server.begin_accept(queue_pair, **options)
-    offer.connecting.result(DEADLINE_S)
-    offer.client.complete_connect(DEADLINE_S)
-    accepting.result(DEADLINE_S)
+    offer.complete(offer.server.begin_accept(queue_pair, **options))
 
 
 def connect_ends(keep: Keeper, adapter: ndpy.Adapter, client: End, server: End, **options: Any) -> Pair:

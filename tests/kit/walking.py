@@ -7,64 +7,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Any
 
-import ndpy
 from kit.deadlines import DEADLINE_S as DEADLINE_S
+from kit.threads import Elsewhere as Elsewhere
 
 # Another thread gets this much time for its work. A lock of the stopped thread may be in its way.
 GRACE_S = 0.01
 
 _inside = threading.local()
-
-
-class Elsewhere:
-    """call() in a thread of its own. result() returns its value or raises its exception, and fails if it hangs."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call = call
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self.over = False
-        self.thread = threading.Thread(target=self._run, name="elsewhere", daemon=True)
-
-    def start(self) -> Elsewhere:
-        self.thread.start()
-        return self
-
-    def _run(self) -> None:
-        try:
-            self._value = self._call()
-        except BaseException as error:
-            self._error = error
-        self.over = True
-
-    def result(self) -> Any:
-        self.thread.join(DEADLINE_S)
-        assert not self.thread.is_alive(), f"a call hangs:\n{stacks()}"
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-    def outcome(self) -> Any:
-        """Its value, or the NdpyError that it raised."""
-        try:
-            return self.result()
-        except ndpy.NdpyError as error:
-            return error
-
-
-def stacks() -> str:
-    """The last frames of each thread."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return "\n".join(
-        f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame)[-6:])}"
-        for ident, frame in sys._current_frames().items()
-    )
 
 
 class Points:

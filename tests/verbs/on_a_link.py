@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from kit.helpers import (
     take,
     wait_until,
 )
+from kit.threads import Elsewhere
 
 import ndpy
 from ndpy import Access, EventKind, Status
@@ -97,20 +97,9 @@ def removal(name: str, netdev: str) -> None:
         datagrams = keep(adapter.create_datagram_queue_pair(idle.cq))
         datagrams.receive(region)
         there = keep(datagrams.destination(datagrams.local_endpoint()))
-    told: list[ndpy.AdapterEvent] = []
     events = keep(adapter.events())
-    listening = threading.Thread(target=lambda: told.extend(events))
-    listening.start()
-    ended: list[BaseException] = []
-
-    def wait_for_completion() -> None:
-        try:
-            idle.cq.wait(DEADLINE_S)
-        except BaseException as error:
-            ended.append(error)
-
-    waiter = threading.Thread(target=wait_for_completion)
-    waiter.start()
+    listening = Elsewhere(lambda: list(events)).start()
+    waiter = Elsewhere(lambda: idle.cq.wait(DEADLINE_S)).start()
     time.sleep(0.2)
     say("ready")
     begin = time.monotonic()
@@ -118,9 +107,8 @@ def removal(name: str, netdev: str) -> None:
 
     for what, pending in {"connect": connecting, "get_request": asked, "arm": armed, "wait_disconnected": left}.items():
         expect_removed(what, lambda pending=pending: pending.result(DEADLINE_S))
-    waiter.join(DEADLINE_S)
-    assert [type(error) for error in ended] == [ndpy.DeviceRemovedError], ended
-    listening.join(DEADLINE_S)
+    assert type(ended := waiter.outcome()) is ndpy.DeviceRemovedError, ended
+    told = listening.result()
     assert [event.kind for event in told][-1] is EventKind.DEVICE_FATAL, told
     calls = {
         "register": lambda: adapter.register(bytearray(8)),

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from kit.helpers import DEADLINE_S, create_end, send_message, wait_until
+from kit.helpers import DEADLINE_S, ask, create_end, establish, send_message, wait_until
 
 import ndpy
 from ndpy import platforms
@@ -65,14 +65,8 @@ def test_connections_use_the_gid_of_what_the_adapter_was_opened_by(keep, adapter
     client, server = create_end(keep, adapter), create_end(keep, adapter)
     (gid,) = [gid for gid in adapter.info.ports[0].gids if gid.address == address]
     assert client.queue_pair.local_endpoint().gid_index == gid.index
-    listener = keep(adapter.listen((address, 0)))
-    connector = keep(adapter.create_connector())
-    connecting = connector.begin_connect(client.queue_pair, listener.address)
-    request = keep(listener.get_request(DEADLINE_S))
-    accepting = request.begin_accept(server.queue_pair)
-    connecting.result(DEADLINE_S)
-    connector.complete_connect(DEADLINE_S)
-    accepting.result(DEADLINE_S)
-    assert connector.local_address[0] == address
+    offer = ask(keep, adapter, client.queue_pair, listener=keep(adapter.listen((address, 0))))
+    establish(offer, server.queue_pair)
+    assert offer.client.local_address[0] == address
     assert client.queue_pair.path.local_gid == server.queue_pair.path.local_gid == gid
     send_message(keep, client, server, b"through it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import threading
@@ -19,6 +20,7 @@ from kit.helpers import (
     assert_quiet,
     connect_pair,
     create_end,
+    establish,
     fill,
     has_kernel_driver,
     host_of,
@@ -33,6 +35,7 @@ from kit.helpers import (
     take,
     wait_until,
 )
+from kit.threads import Elsewhere, beside, in_threads
 
 import ndpy
 from ndpy import Access, Status
@@ -186,10 +189,7 @@ def build(adapter: ndpy.Adapter) -> list[object]:
     )
     region = note(adapter.register(bytearray(4096), Access.REMOTE_WRITE))
     offer = ask(note, adapter, client.queue_pair)
-    accepting = offer.server.begin_accept(server.queue_pair)
-    offer.connecting.result(DEADLINE_S)
-    offer.client.complete_connect(DEADLINE_S)
-    accepting.result(DEADLINE_S)
+    establish(offer, server.queue_pair)
     server.queue_pair.receive(region[0:64])
     client.queue_pair.receive(region[64:128])
     client.queue_pair.write(region[0:8], region.remote(128, 8))
@@ -277,10 +277,10 @@ def test_dropping_and_closing_connections_in_any_order(adapter_name, adapter):
 def test_closing_twice_from_several_threads(adapter, rng):
     for _ in range(10):
         things = unmade(adapter)
-        failures: list[BaseException] = []
+        orders = [rng.sample(things, len(things)) for _ in range(3)]
 
-        def close_all(order, failures=failures) -> None:
-            left = list(order)
+        def close_all(number, orders=orders) -> None:
+            left = orders[number]
             deadline = time.monotonic() + DEADLINE_S
             while left and time.monotonic() < deadline:
                 for thing in list(left):
@@ -289,16 +289,8 @@ def test_closing_twice_from_several_threads(adapter, rng):
                         left.remove(thing)
                     except ndpy.DeviceBusyError:
                         continue
-                    except BaseException as error:
-                        failures.append(error)
-                        return
 
-        threads = [threading.Thread(target=close_all, args=(rng.sample(things, len(things)),)) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(DEADLINE_S)
-        assert not failures
+        in_threads(3, close_all)
         assert all(thing.closed for thing in things)
 
 
@@ -476,94 +468,63 @@ def test_threads_hammer_one_queue_pair(adapter, keep):
     local = memory(keep, adapter, b"x" * 4096)
     count, writers = (2000 if STRESS else 120), 3
     seen: list[int] = []
-    failures: list[BaseException] = []
     finished = threading.Event()
 
-    def post(base: int) -> None:
-        try:
-            for number in range(base, base + count):
-                while True:
-                    try:
-                        pair.client.queue_pair.write(local[0:16], owner.remote(0, 16), context=number)
-                        break
-                    except ndpy.QueueFullError:
-                        time.sleep(0.001)
-        except BaseException as error:
-            failures.append(error)
+    def post(writer: int) -> None:
+        for number in range(count * writer, count * (writer + 1)):
+            while True:
+                try:
+                    pair.client.queue_pair.write(local[0:16], owner.remote(0, 16), context=number)
+                    break
+                except ndpy.QueueFullError:
+                    time.sleep(0.001)
 
     def poll() -> None:
-        try:
-            while not finished.is_set():
-                try:
-                    for completion in pair.client.cq.wait(0.5, 5):
-                        completion.raise_for_status()
-                        seen.append(completion.context)
-                except ndpy.TimeoutError:
-                    continue
-        except BaseException as error:
-            failures.append(error)
+        while not finished.is_set():
+            with contextlib.suppress(ndpy.TimeoutError):
+                for completion in pair.client.cq.wait(0.5, 5):
+                    completion.raise_for_status()
+                    seen.append(completion.context)
 
-    posting = [threading.Thread(target=post, args=(count * number,)) for number in range(writers)]
-    polling = [threading.Thread(target=poll) for _ in range(2)]
-    for thread in posting + polling:
-        thread.start()
-    for thread in posting:
-        thread.join(2 * DEADLINE_S)
-    try:
-        wait_until(lambda: failures or len(seen) == writers * count, "all writes have completed")
-    finally:
-        finished.set()
-        for thread in polling:
-            thread.join(DEADLINE_S)
-    assert not failures
+    with beside(poll, poll):
+        try:
+            in_threads(writers, post, 2 * DEADLINE_S)
+            wait_until(lambda: len(seen) >= writers * count, "all writes have completed")
+        finally:
+            finished.set()
     assert sorted(seen) == list(range(writers * count))
 
 
 def test_threads_create_and_close_on_one_adapter(adapter):
-    failures: list[BaseException] = []
+    def work(_) -> None:
+        for _ in range(15):
+            cycle_region(adapter)
+            cycle_completion_queue(adapter)
+            cycle_connector(adapter)
 
-    def work() -> None:
-        try:
-            for _ in range(15):
-                cycle_region(adapter)
-                cycle_completion_queue(adapter)
-                cycle_connector(adapter)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * DEADLINE_S)
-    assert not failures
+    in_threads(4, work, 2 * DEADLINE_S)
 
 
 def test_closing_under_a_posting_thread_ends_in_closed_error(pair, keep):
     owner = memory(keep, pair.adapter, 64, Access.REMOTE_WRITE)
     local = memory(keep, pair.adapter, 64)
-    ended: list[BaseException] = []
     started = threading.Event()
 
     def post() -> None:
-        try:
-            while True:
-                try:
-                    pair.client.queue_pair.write(local, owner.remote())
-                except ndpy.QueueFullError:
-                    pair.client.cq.poll()
-                started.set()
-        except BaseException as error:
-            ended.append(error)
+        while True:
+            try:
+                pair.client.queue_pair.write(local, owner.remote())
+            except ndpy.QueueFullError:
+                pair.client.cq.poll()
+            started.set()
 
-    thread = threading.Thread(target=post)
-    thread.start()
+    posting = Elsewhere(post).start()
     started.wait(DEADLINE_S)
     time.sleep(0.05)
     pair.client.connector.close()
     pair.client.queue_pair.close()
-    thread.join(DEADLINE_S)
-    assert [type(error) for error in ended] == [ndpy.ClosedError]
+    with pytest.raises(ndpy.ClosedError):
+        posting.result()
     completions = pair.client.cq.poll()
     assert all(status in (Status.SUCCESS, Status.CANCELED) for status in statuses(completions))
 

@@ -21,6 +21,7 @@ if sys.platform != "linux":
     pytest.skip("userfaultfd is Linux's", allow_module_level=True)
 
 from kit.deadlines import DEADLINE_S
+from kit.threads import beside, in_threads
 
 import ndpy
 from ndpy.platforms.verbs import monitor as module
@@ -220,45 +221,31 @@ def test_memory_given_to_another_thread_before_munmap_returns_is_not_taken_for_t
                 stale.append(1)
             done.release()
 
-    other = threading.Thread(target=take_over)
-    other.start()
-    for _ in range(count):
-        ctypes.memset(address, 1, PAGE)
-        state["watch"] = monitor.watch(address, address + PAGES * PAGE)
-        wanted.release()
-        libc.munmap(address, PAGES * PAGE)
-        assert done.acquire(timeout=DEADLINE_S)
-        monitor.unwatch(state["watch"])
-    other.join(DEADLINE_S)
-    assert not other.is_alive()
+    with beside(take_over):
+        for _ in range(count):
+            ctypes.memset(address, 1, PAGE)
+            state["watch"] = monitor.watch(address, address + PAGES * PAGE)
+            wanted.release()
+            libc.munmap(address, PAGES * PAGE)
+            assert done.acquire(timeout=DEADLINE_S)
+            monitor.unwatch(state["watch"])
     assert not stale, f"{len(stale)} of {count}"
     libc.munmap(address, PAGES * PAGE)
 
 
 def test_threads_that_watch_and_unmap_do_not_hinder_each_other(monitor):
-    failures = []
+    def work(_):
+        for _ in range(rounds(200, 60)):
+            start = map_pages()
+            watches = [monitor.watch(start + page * PAGE, start + (page + 2) * PAGE) for page in range(0, 6, 2)]
+            assert not any(monitor.changed(watch) for watch in watches)
+            libc.munmap(start + 2 * PAGE, PAGE)
+            assert [bool(monitor.changed(watch)) for watch in watches] == [False, True, False]
+            for watch in watches:
+                monitor.unwatch(watch)
+            libc.munmap(start, PAGES * PAGE)
 
-    def work():
-        try:
-            for _ in range(rounds(200, 60)):
-                start = map_pages()
-                watches = [monitor.watch(start + page * PAGE, start + (page + 2) * PAGE) for page in range(0, 6, 2)]
-                assert not any(monitor.changed(watch) for watch in watches)
-                libc.munmap(start + 2 * PAGE, PAGE)
-                assert [bool(monitor.changed(watch)) for watch in watches] == [False, True, False]
-                for watch in watches:
-                    monitor.unwatch(watch)
-                libc.munmap(start, PAGES * PAGE)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    assert not failures, failures[0]
+    in_threads(4, work, 60)
 
 
 def test_more_ranges_than_one_block_holds(monitor):
