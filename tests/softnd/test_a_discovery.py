@@ -6,12 +6,12 @@ import ipaddress
 import os
 import shutil
 import socket
-import threading
 
 import psutil
 import pytest
 import version2
 from consumer import Kit, address_list, make_pair, sges, wait_unloadable
+from kit.threads import Elsewhere, in_threads
 from version2 import IID, NULL, Interface, Library, Status, ffi, query_interface, sockaddr
 
 
@@ -23,23 +23,15 @@ def test_a_2_4_both_exports_are_there(own_library):
 def test_a_2_5_several_threads_may_load_at_once(tmp_path):
     path = tmp_path / "many.dll"
     shutil.copy(version2.DLL, path)
-    loaded, failed = [], []
+    loaded = []
 
-    def load():
-        try:
-            library = Library(path)
-            provider = library.provider()
-            provider.release()
-            loaded.append(library)
-        except BaseException as error:
-            failed.append(error)
+    def load(_):
+        library = Library(path)
+        provider = library.provider()
+        provider.release()
+        loaded.append(library)
 
-    threads = [threading.Thread(target=load) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert not failed
+    in_threads(8, load)
     assert len({int(ffi.cast("uintptr_t", library.module)) for library in loaded}) == 1
     for library in loaded:
         library.free()
@@ -72,19 +64,16 @@ def test_a_3_4_provider_objects_count_their_references_independently():
 
 def test_a_3_5_interfaces_work_on_threads_that_never_initialised_com(kit):
     pair = make_pair(kit)
-    seen = []
 
     def use():
         active, passive = pair
         passive.receive(passive.region.sge(0, 64), context=1)
         active.send(active.region.sge(0, 64), context=2)
-        seen.extend([passive.one().status, active.one().status, len(address_list(kit.provider))])
+        return passive.one().status, active.one().status, len(address_list(kit.provider))
 
-    thread = threading.Thread(target=use)
-    thread.start()
-    thread.join(30)
-    assert seen[:2] == [Status.SUCCESS, Status.SUCCESS]
-    assert seen[2] >= 1
+    *seen, addresses = Elsewhere(use).start().result()
+    assert seen == [Status.SUCCESS, Status.SUCCESS]
+    assert addresses >= 1
 
 
 def every_object(node):
@@ -106,7 +95,7 @@ def every_object(node):
 
 def test_a_3_6_query_interface_answers_unknown_own_and_overlapped_only(node):
     objects = every_object(node)
-    overlapped = {name for name in objects if "IND2Overlapped" in _bases(name)}
+    overlapped = {name for name in objects if version2.BASE[name] == "IND2Overlapped"}
     for name, thing in objects.items():
         identity = []
         for _ in range(2):
@@ -131,14 +120,6 @@ def test_a_3_6_query_interface_answers_unknown_own_and_overlapped_only(node):
             assert (code, pointer) == (Status.E_NOINTERFACE, NULL), name
         for other in [version2.IID_unknown, *(IID[o] for o in objects if o != name)]:
             assert query_interface(thing, other) == (Status.E_NOINTERFACE, NULL), name
-
-
-def _bases(name):
-    found = []
-    while name:
-        found.append(name)
-        name = version2._INTERFACES[name][0]
-    return found
 
 
 def test_a_4_2_a_live_adapter_keeps_the_library(own_library):

@@ -275,6 +275,7 @@ void *CreateFileW(const void *name, uint32_t access, uint32_t share, void *secur
 
 ORDER: dict[str, list[str]] = {}
 IID: dict[str, Any] = {}
+BASE: dict[str, str] = {}
 _methods: dict[str, list[str]] = {}
 
 
@@ -284,7 +285,7 @@ def guid(text: str) -> Any:
 
 
 def declare(interfaces: str) -> None:
-    """Add the interfaces to ffi, ORDER and IID."""
+    """Add the interfaces to ffi, ORDER, IID and BASE."""
     for name, base, identifier, own in re.findall(
         r"interface (\w+)(?: : (\w+))? uuid\((\S+)\) {(.*?)}", interfaces, re.DOTALL
     ):
@@ -294,7 +295,7 @@ def declare(interfaces: str) -> None:
             separator = ", " if parameters else ""
             lines.append(f"{returns} (*{method})(void *self{separator}{parameters});")
             order.append(method)
-        _methods[name], ORDER[name], IID[name] = lines, order, guid(identifier)
+        _methods[name], ORDER[name], IID[name], BASE[name] = lines, order, guid(identifier), base
         ffi.cdef(f"typedef struct {{ {' '.join(lines)} }} {name}_methods;")
         ffi.cdef(f"typedef struct {{ {name}_methods *methods; }} {name};")
 
