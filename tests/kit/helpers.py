@@ -65,6 +65,17 @@ _CLOSING_ORDER = (
 )
 
 
+class Replacing:
+    """An object or a module, with others in place of some of its attributes."""
+
+    def __init__(self, inner: Any, **others: Any) -> None:
+        self._inner = inner
+        vars(self).update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
 class Keeper:
     """Closes the objects that it was given. An object closes before the objects that it uses."""
 

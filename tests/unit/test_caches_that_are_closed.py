@@ -6,7 +6,7 @@ import errno
 from typing import Any
 
 import pytest
-from kit.helpers import wait_until
+from kit.helpers import Replacing, wait_until
 from racing import DEADLINE_S, Elsewhere
 
 import ndpy
@@ -64,16 +64,6 @@ def test_a_lease_that_is_given_just_before_the_close_is_not_deregistered(cache, 
     lease.release()
 
 
-class Refusing:
-    """The extension's functions. One of them fails."""
-
-    def __init__(self, call: str) -> None:
-        setattr(self, call, lambda native: errno.EIO)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(lib, name)
-
-
 # The window that could not be freed is dropped, and the adapter frees it later.
 @pytest.mark.filterwarnings("ignore:unclosed <MemoryWindow:ResourceWarning")
 def test_an_exposure_whose_window_cannot_be_freed_at_once_does_not_stay_in_use(fake, adapter, cache, monkeypatch):
@@ -84,7 +74,7 @@ def test_an_exposure_whose_window_cannot_be_freed_at_once_does_not_stay_in_use(f
     ):
         exposure = cache.remote(bytearray(4096), queue_pair)
         with monkeypatch.context() as patch:
-            patch.setattr(memory, "lib", Refusing("ndpy_free_window"))
+            patch.setattr(memory, "lib", Replacing(lib, ndpy_free_window=lambda native: errno.EIO))
             with pytest.raises(ndpy.ProviderError):
                 exposure.release()
     cache.close()

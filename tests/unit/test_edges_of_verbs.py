@@ -14,8 +14,9 @@ import threading
 
 import pytest
 from kit.deadlines import DEADLINE_S
-from kit.helpers import wait_until
+from kit.helpers import Replacing, wait_until
 from racing import Elsewhere
+from test_references import SharedQueue
 
 import ndpy
 from ndpy import Access, Capability, Endpoint, Operation, Status
@@ -25,7 +26,6 @@ from ndpy.platforms.verbs.addresses import pack_address
 from ndpy.platforms.verbs.events import EventThread
 from ndpy.platforms.verbs.memory import native_access
 from ndpy.platforms.verbs.native_calls import ffi, lib
-from ndpy.platforms.verbs.shared_receive_queue import VerbsSharedReceiveQueue
 from ndpy.vocabulary.addresses import listening_address
 from ndpy.vocabulary.info import Gid
 
@@ -186,21 +186,39 @@ def test_closing_the_adapter_waits_for_what_it_releases_in_the_background(fake):
     closing.result()
 
 
-def test_what_waited_for_a_user_is_closed_when_something_closes(fake, adapter):
-    other = adapter.create_completion_queue(8)
+def drop_a_used_queue(adapter):
+    """Drop a completion queue as if a queue pair still used it. The adapter has it then."""
     queue = adapter.create_completion_queue(8)
-    # As if a queue pair still used it.
     queue._users = 1
     with pytest.warns(ResourceWarning, match="CompletionQueue"):
         del queue
         gc.collect()
     wait_until(lambda: adapter._orphans.waiting() and not adapter._orphans._is_closing, "it waits")
+
+
+def end_its_use(adapter):
     (waiting,) = adapter._orphans.waiting()
     waiting._users = 0
-    del waiting
-    assert fake.counts.queues == 2
-    other.close()
-    wait_until(lambda: fake.counts.queues == 0, "it is closed")
+
+
+@pytest.mark.parametrize("closes", ["another queue", "the adapter"])
+def test_what_waited_for_a_user_is_closed_when_something_closes(fake, closes):
+    adapter = fake.open()
+    other = adapter.create_completion_queue(8)
+    drop_a_used_queue(adapter)
+    if closes == "another queue":
+        end_its_use(adapter)
+        assert fake.counts.queues == 2
+        other.close()
+        wait_until(lambda: fake.counts.queues == 0, "it is closed")
+        adapter.close()
+    else:
+        other.close()
+        with pytest.raises(ndpy.DeviceBusyError, match="CompletionQueue"):
+            adapter.close()
+        end_its_use(adapter)
+        adapter.close()
+        assert fake.counts.queues == 0
 
 
 def test_a_poller_that_is_dropped_frees_what_it_has(adapter):
@@ -489,20 +507,20 @@ def test_a_native_address_has_port_flow_and_scope_in_their_places():
         (socket.AF_INET6, "fe80::1", 1, 0, ("fe80::1", 1)),
         (socket.AF_INET6, "fe80::1", 1, 1, (f"fe80::1%{socket.if_indextoname(1)}", 1)),
         (socket.AF_INET, "192.0.2.1", 0, 0, ("192.0.2.1", 0)),
+        # Its interface has gone.
+        (socket.AF_INET6, "fe80::1", 1, 0x7FFFFFF0, (f"fe80::1%{0x7FFFFFF0}", 1)),
     ],
 )
 def test_an_address_is_told_as_it_can_be_given(monkeypatch, family, octets, port, scope, told):
     """A link-local address comes with its interface. Others need none."""
     packed = bytes(ffi.buffer(pack_address(family, (octets, port, 0, scope))))[: 16 if family == socket.AF_INET else 28]
 
-    class Native:
-        @staticmethod
-        def ndpy_cm_address(identifier, peer, data, size):
-            assert (identifier, peer, size) == ("identifier", 1, 28)
-            ffi.memmove(data, packed, len(packed))
-            return len(packed)
+    def cm_address(identifier, peer, data, size):
+        assert (identifier, peer, size) == ("identifier", 1, 28)
+        ffi.memmove(data, packed, len(packed))
+        return len(packed)
 
-    monkeypatch.setattr(addresses, "lib", Native)
+    monkeypatch.setattr(addresses, "lib", Replacing(lib, ndpy_cm_address=cm_address))
     assert addresses.unpack_address("identifier", True) == told
     packed = b""
     assert addresses.unpack_address("identifier", True) is None
@@ -513,24 +531,6 @@ def test_a_closed_adapter_says_so_before_it_says_what_it_lacks(fake):
         adapter.register_dmabuf(0, 0, 64, 0)
     with pytest.raises(ndpy.ClosedError):
         adapter.register_dmabuf(0, 0, 64, 0)
-
-
-def test_closing_the_adapter_closes_what_waited_for_a_user(fake):
-    adapter = fake.open()
-    queue = adapter.create_completion_queue(8)
-    # As if a queue pair still used it.
-    queue._users = 1
-    with pytest.warns(ResourceWarning, match="CompletionQueue"):
-        del queue
-        gc.collect()
-    wait_until(lambda: adapter._orphans.waiting() and not adapter._orphans._is_closing, "it waits")
-    with pytest.raises(ndpy.DeviceBusyError, match="CompletionQueue"):
-        adapter.close()
-    (waiting,) = adapter._orphans.waiting()
-    waiting._users = 0
-    del waiting
-    adapter.close()
-    assert fake.counts.queues == 0
 
 
 @pytest.mark.parametrize("listed", [False, True], ids=["an element", "a list"])
@@ -573,18 +573,6 @@ def test_a_request_of_4_gib_is_too_long(adapter, connected, operation, listed):
             getattr(connected, operation)([region] if listed else region[:], *remote)
         assert not connected._receive_records
         assert not connected._initiator_records
-
-
-class SharedQueue(VerbsSharedReceiveQueue):
-    """A shared receive queue without a provider."""
-
-    _post_shared = staticmethod(lambda *request: 0)
-
-    def _native_create(self):
-        return ffi.NULL
-
-    def _native_destroy(self):
-        pass
 
 
 def test_a_shared_receive_of_4_gib_is_too_long_and_takes_no_place(adapter):
@@ -718,19 +706,6 @@ def test_the_wildcard_can_be_bound_too(adapter, queue):
         assert (host, connector.state) == ("127.0.0.1", "bound")
         assert port
         connector.connect(queue_pair, SERVER, timeout_s=DEADLINE_S)
-
-
-def test_an_address_is_told_although_its_interface_has_gone(monkeypatch):
-    packed = bytes(ffi.buffer(pack_address(socket.AF_INET6, ("fe80::1", 1, 0, 0x7FFFFFF0))))[:28]
-
-    class Native:
-        @staticmethod
-        def ndpy_cm_address(identifier, peer, data, size):
-            ffi.memmove(data, packed, len(packed))
-            return len(packed)
-
-    monkeypatch.setattr(addresses, "lib", Native)
-    assert addresses.unpack_address("identifier", False) == (f"fe80::1%{0x7FFFFFF0}", 1)
 
 
 def test_a_bound_connector_tells_its_address_after_an_attempt_that_failed_too(fake, adapter, queue):

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from kit.helpers import wait_until
+from kit.helpers import Replacing, wait_until
 from racing import DEADLINE_S, Elsewhere, Queue
 
 import ndpy
@@ -19,14 +19,9 @@ from ndpy.platforms.verbs import shared_receive_queue as shared_queues
 from ndpy.platforms.verbs.native_calls import ffi, lib
 
 
-class Refusing:
-    """The extension's functions. One of them fails."""
-
-    def __init__(self, call: str, number: int) -> None:
-        setattr(self, call, lambda *_: number)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(lib, name)
+def refusing(**numbers: int) -> Replacing:
+    """The extension's functions. Some of them only return a number."""
+    return Replacing(lib, **{call: lambda *_, number=number: number for call, number in numbers.items()})
 
 
 def test_an_open_that_ends_at_its_first_step_raises_what_ended_it(fake, monkeypatch):
@@ -42,7 +37,7 @@ def test_an_open_that_ends_at_its_first_step_raises_what_ended_it(fake, monkeypa
 def test_an_adapter_whose_close_failed_can_be_closed(fake, monkeypatch, call):
     adapter = fake.open()
     with monkeypatch.context() as patch:
-        patch.setattr(adapters, "lib", Refusing(call, errno.EBUSY))
+        patch.setattr(adapters, "lib", refusing(**{call: errno.EBUSY}))
         with pytest.raises(ndpy.ProviderError):
             adapter.close()
     with pytest.raises(ndpy.ClosedError):
@@ -57,7 +52,7 @@ def test_a_listener_whose_close_failed_serves_those_who_ask_it(fake, monkeypatch
         listener = adapter.listen(("127.0.0.1", 0))
         asked = listener.begin_get_request()
         with monkeypatch.context() as patch:
-            patch.setattr(listeners, "lib", Refusing("rdma_destroy_id", errno.EIO))
+            patch.setattr(listeners, "lib", refusing(rdma_destroy_id=errno.EIO))
             with pytest.raises(ndpy.ProviderError):
                 listener.close()
         fake.request(listener)
@@ -81,7 +76,7 @@ def test_a_close_of_a_queue_that_fails_costs_nobody_who_waits_for_it_a_completio
     armed, given_up = scene.queue.arm(), scene.queue.arm()
     given_up.cancel()
     with monkeypatch.context() as patch:
-        patch.setattr(completion_queues, "lib", Refusing("ibv_destroy_cq", errno.EIO))
+        patch.setattr(completion_queues, "lib", refusing(ibv_destroy_cq=errno.EIO))
         if early:
             forget = adapter._events.forget
             patch.setattr(adapter._events, "forget", lambda fd: (forget(fd), scene.arrive()))
@@ -121,10 +116,8 @@ def test_ctrl_c_when_a_native_object_has_gone_leaves_nothing_to_destroy_twice(fa
         assert getattr(lib, call)(native) == 0
         raise KeyboardInterrupt
 
-    calls = Refusing(call, 0)
-    setattr(calls, call, interrupted)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "lib", calls)
+        patch.setattr(module, "lib", Replacing(lib, **{call: interrupted}))
         with pytest.raises(KeyboardInterrupt):
             scene.close()
     scene.close()
@@ -140,9 +133,7 @@ def test_ctrl_c_when_a_native_shared_receive_queue_has_gone_leaves_nothing_to_de
         destroyed.append(native)
         raise KeyboardInterrupt
 
-    calls = Refusing("ibv_destroy_srq", 0)
-    calls.ibv_destroy_srq = interrupted
-    monkeypatch.setattr(shared_queues, "lib", calls)
+    monkeypatch.setattr(shared_queues, "lib", Replacing(lib, ibv_destroy_srq=interrupted))
     monkeypatch.setattr(shared_queues.VerbsSharedReceiveQueue, "_native_create", lambda self: ffi.NULL)
     with fake.open() as adapter:
         shared = shared_queues.VerbsSharedReceiveQueue(adapter, 1, 1, 0)
@@ -155,10 +146,10 @@ def test_ctrl_c_when_a_native_shared_receive_queue_has_gone_leaves_nothing_to_de
 def test_a_queue_pair_that_can_be_neither_set_up_nor_destroyed_says_why_it_cannot_be_set_up(fake, monkeypatch):
     adapter = fake.open()
     queue = adapter.create_completion_queue(8)
-    refusing = Refusing("ibv_modify_qp", errno.ENOMEM)
-    refusing.ibv_destroy_qp = lambda native: lib.ibv_destroy_qp(native) or errno.EIO
+    calls = refusing(ibv_modify_qp=errno.ENOMEM)
+    calls.ibv_destroy_qp = lambda native: lib.ibv_destroy_qp(native) or errno.EIO
     with monkeypatch.context() as patch:
-        patch.setattr(queue_pairs, "lib", refusing)
+        patch.setattr(queue_pairs, "lib", calls)
         with pytest.raises(ndpy.InsufficientResourcesError) as caught:
             adapter.create_queue_pair(queue)
     assert (caught.value.operation, caught.value.native) == ("create queue pair", errno.ENOMEM)

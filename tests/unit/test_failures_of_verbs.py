@@ -15,7 +15,7 @@ import types
 
 import pytest
 from kit.deadlines import DEADLINE_S
-from kit.helpers import wait_until
+from kit.helpers import Replacing, wait_until
 from racing import Elsewhere
 
 import ndpy
@@ -270,16 +270,12 @@ def test_an_event_whose_taker_is_interrupted_is_told_to_all(fake, adapter, queue
     adapter._events.forget(queue.fileno())
     assert fake.complete(queue_pair)
 
-    class Interrupted:
-        def __getattr__(self, name):
-            return getattr(lib, name)
-
-        def ndpy_take_cq_events(self, channel):
-            assert lib.ndpy_take_cq_events(channel) == 1
-            raise KeyboardInterrupt
+    def interrupted(channel):
+        assert lib.ndpy_take_cq_events(channel) == 1
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(completion_queue, "lib", Interrupted())
+        patch.setattr(completion_queue, "lib", Replacing(lib, ndpy_take_cq_events=interrupted))
         with pytest.raises(KeyboardInterrupt):
             queue._on_event()
     assert sleeper()
@@ -288,16 +284,12 @@ def test_an_event_whose_taker_is_interrupted_is_told_to_all(fake, adapter, queue
 
 
 def test_a_queue_that_could_not_be_watched_once_can_be_armed_and_closed(fake, adapter, queue, queue_pair, monkeypatch):
-    class Full:
-        def __getattr__(self, name):
-            return getattr(epoll, name)
+    def full(fd, mask):
+        raise OSError(errno.ENOSPC, "no watch is left")
 
-        def register(self, fd, mask):
-            raise OSError(errno.ENOSPC, "no watch is left")
-
-    events, epoll = adapter._events, adapter._events._epoll
+    events = adapter._events
     with monkeypatch.context() as patch:
-        patch.setattr(events, "_epoll", Full())
+        patch.setattr(events, "_epoll", Replacing(events._epoll, register=full))
         with pytest.raises(OSError, match="no watch"):
             queue.arm()
     queue_pair.receive([])
@@ -537,18 +529,12 @@ def test_a_device_that_cannot_be_used_keeps_nobody_from_the_others(fake, monkeyp
     ],
 )
 def test_a_container_without_the_connection_managers_file_says_so(fake, monkeypatch, tmp_path, number, error, words):
-    class Refusing:
-        def ndpy_create_event_channel(self, library):
-            return native_calls.ffi.NULL
-
-        def __getattr__(self, name):
-            return getattr(lib, name)
-
     info = platforms.find("fake0")
     (tmp_path / ".dockerenv").touch()
     monkeypatch.setattr(system_files, "_root", tmp_path)
     monkeypatch.setattr(system_files, "refusal", lambda place: OSError(number, os.strerror(number)))
-    monkeypatch.setattr(verbs_adapter, "lib", Refusing())
+    refusing = Replacing(lib, ndpy_create_event_channel=lambda library: native_calls.ffi.NULL)
+    monkeypatch.setattr(verbs_adapter, "lib", refusing)
     with pytest.raises(error, match="connections need /dev/infiniband/rdma_cm") as caught:
         platforms.implementation().open_adapter(info)
     assert words in str(caught.value)

@@ -38,10 +38,15 @@ def references(element):
     return sys.getrefcount(element)
 
 
-def test_it_is_kept_until_the_last_request_has_ended(scene, element):
-    before = references(element)
+def post_all(scene, element):
+    """Fill the queue with it."""
     for context in range(DEPTH):
         scene.queue_pair.receive(element, context=context)
+
+
+def test_it_is_kept_until_the_last_request_has_ended(scene, element):
+    before = references(element)
+    post_all(scene, element)
     for context in range(DEPTH):
         assert references(element) > before
         scene.arrive()
@@ -51,8 +56,7 @@ def test_it_is_kept_until_the_last_request_has_ended(scene, element):
 
 def test_several_may_end_at_once(scene, element):
     before = references(element)
-    for context in range(DEPTH):
-        scene.queue_pair.receive(element, context=context)
+    post_all(scene, element)
     for count in (5, 1, DEPTH - 6):
         assert references(element) > before
         for _ in range(count):
@@ -78,8 +82,7 @@ def test_other_elements_come_between(scene, element, adapter):
 
 def test_a_refused_request_is_none_of_them(scene, element):
     before = references(element)
-    for context in range(DEPTH):
-        scene.queue_pair.receive(element, context=context)
+    post_all(scene, element)
     for context in range(DEPTH, 3 * DEPTH):
         for _ in range(2):
             with pytest.raises(ndpy.QueueFullError):
@@ -103,8 +106,7 @@ def test_a_refused_first_request_is_forgotten(scene, element):
 
 def test_closing_the_queue_pair_ends_all_of_them(scene, element):
     before = references(element)
-    for context in range(DEPTH):
-        scene.queue_pair.receive(element, context=context)
+    post_all(scene, element)
     scene.queue_pair.close()
     assert [completion.status for completion in scene.queue.poll()] == DEPTH * [ndpy.Status.CANCELED]
     assert references(element) == before

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from kit import linux_only as linux_only
-from kit.helpers import is_free
+from kit.helpers import Replacing, is_free
 from ndpy._verbs import ffi, lib
 
 import ndpy
@@ -242,22 +242,12 @@ def test_a_region_that_can_only_be_closed_stays_so_if_that_fails(fake, monkeypat
         with pytest.raises(ndpy.ProviderError):
             region.reregister(bytearray(100))
         with monkeypatch.context() as patch:
-            patch.setattr(memory, "lib", Calls(ibv_dereg_mr=lambda native: errno.EBUSY))
+            patch.setattr(memory, "lib", Replacing(lib, ibv_dereg_mr=lambda native: errno.EBUSY))
             with pytest.raises(ndpy.ProviderError):
                 region.deregister()
         with pytest.raises(ndpy.ProviderError, match="close it and make a new one"):
             region.remote()
         region.close()
-
-
-class Calls:
-    """The extension's functions, but for some."""
-
-    def __init__(self, **calls: Any) -> None:
-        self.__dict__.update(calls)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(lib, name)
 
 
 @pytest.mark.parametrize("how", ["_release", "deregister"])
@@ -270,7 +260,7 @@ def test_ctrl_c_in_deregistering_leaves_a_region_that_can_be_closed(fake, monkey
     with fake.open() as adapter:
         region = adapter.register(buffer)
         with monkeypatch.context() as patch:
-            patch.setattr(memory, "lib", Calls(ibv_dereg_mr=interrupted))
+            patch.setattr(memory, "lib", Replacing(lib, ibv_dereg_mr=interrupted))
             with pytest.raises(KeyboardInterrupt):
                 getattr(region, how)()
         region.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from kit.helpers import Replacing
 from ndpy._verbs import lib
 from racing import DEADLINE_S, wait_until
 
@@ -193,15 +194,11 @@ def test_the_peer_is_asked_for_a_finite_count_too(fake, monkeypatch, driver, cou
     fake.have_address()
     asked = []
 
-    class Telling:
-        def __getattr__(self, name):
-            return getattr(lib, name)
+    def connect(identifier, parameters):
+        asked.append(parameters.retry_count)
+        return lib.rdma_connect(identifier, parameters)
 
-        def rdma_connect(self, identifier, parameters):
-            asked.append(parameters.retry_count)
-            return lib.rdma_connect(identifier, parameters)
-
-    monkeypatch.setattr(connection, "lib", Telling())
+    monkeypatch.setattr(connection, "lib", Replacing(lib, rdma_connect=connect))
     with (
         fake.open() as adapter,
         adapter.create_completion_queue(8) as queue,

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from kit import linux_only as linux_only
-from kit.helpers import wait_until
+from kit.helpers import Replacing, wait_until
 
 import ndpy
 from ndpy import platforms
@@ -291,15 +291,11 @@ def test_a_machine_that_does_not_tell_its_addresses_has_none(bare, soft, failure
 def test_its_gids_are_addresses(bare, soft, monkeypatch, tmp_path):
     values = {0: bytes(10) + b"\xff\xff\x7f\0\0\1", 1: bytes(10) + b"\xff\xff\xc0\0\2\7", 2: bytes(15) + b"\1"}
 
-    class Native:
-        def __getattr__(self, name):
-            return getattr(native_calls.lib, name)
+    def query(context, port, index, gid):
+        native_calls.ffi.buffer(gid)[:] = values.get(index, bytes(16))
+        return int(index > 3)
 
-        def ibv_query_gid(self, context, port, index, gid):
-            native_calls.ffi.buffer(gid)[:] = values.get(index, bytes(16))
-            return int(index > 3)
-
-    monkeypatch.setattr(adapter_info, "lib", Native())
+    monkeypatch.setattr(adapter_info, "lib", Replacing(native_calls.lib, ibv_query_gid=query))
     monkeypatch.setattr(adapter_info, "has_symbol", lambda name, library: False)
     table = adapter_info._gid_tables(None, "soft0", {1: 8}, 1)[1]
     gids = adapter_info._gids("soft0", Place(tmp_path, 1, 1), table, True, Interfaces())
@@ -324,14 +320,8 @@ def test_it_is_described_without_a_second_look_at_any_file(bare, soft, monkeypat
 
 @pytest.mark.parametrize("resizable", [True, False])
 def test_it_says_whether_completion_queues_can_be_resized(bare, soft, monkeypatch, resizable):
-    class Native:
-        def __getattr__(self, name):
-            return getattr(native_calls.lib, name)
-
-        def ibv_resize_cq(self, queue, size):
-            return 0 if resizable else 95
-
-    monkeypatch.setattr(probing, "lib", Native())
+    native = Replacing(native_calls.lib, ibv_resize_cq=lambda queue, size: 0 if resizable else 95)
+    monkeypatch.setattr(probing, "lib", native)
     with soft.open() as adapter:
         assert (ndpy.Capability.RESIZE_COMPLETION_QUEUE in adapter.info.capabilities) is resizable
 

@@ -6,6 +6,7 @@ import errno
 from typing import Any
 
 import pytest
+from kit.helpers import Replacing
 from racing import DEADLINE_S, Elsewhere, wait_until
 
 import ndpy
@@ -31,15 +32,13 @@ def connector(adapter, queue_pair):
         yield connector
 
 
-class Failing:
-    """The extension's functions. rdma_disconnect() fails."""
+def fail(identifier: Any) -> int:
+    ffi.errno = errno.ENOMEM
+    return -1
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(lib, name)
 
-    def rdma_disconnect(self, identifier: Any) -> int:
-        ffi.errno = errno.ENOMEM
-        return -1
+#: The extension's functions. rdma_disconnect() fails.
+FAILING = Replacing(lib, rdma_disconnect=fail)
 
 
 @pytest.fixture
@@ -91,7 +90,7 @@ def test_the_port_that_counts_is_that_of_the_connection(fake, adapter, connector
 
 def test_a_disconnect_that_failed_can_be_repeated(connector, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(connection, "lib", Failing())
+        patch.setattr(connection, "lib", FAILING)
         with pytest.raises(ndpy.InsufficientResourcesError):
             connector.disconnect(DEADLINE_S)
     connector.disconnect(DEADLINE_S)
@@ -102,7 +101,7 @@ def test_completions_are_delivered_although_the_peer_cannot_be_told_of_a_failure
     connector.queue_pair.receive([], context=7)
     assert fake.complete(connector.queue_pair, status=lib.IBV_WC_LOC_PROT_ERR)
     with monkeypatch.context() as patch:
-        patch.setattr(connection, "lib", Failing())
+        patch.setattr(connection, "lib", FAILING)
         assert [completion.context for completion in queue.poll()] == [7]
         with pytest.raises(ndpy.InsufficientResourcesError):
             connector.disconnect(DEADLINE_S)

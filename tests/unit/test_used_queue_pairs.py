@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import time
 from typing import Any
 
 import pytest
 from kit.deadlines import DEADLINE_S
+from kit.helpers import Replacing, wait_until
 from racing import Elsewhere
 
 import ndpy
@@ -152,26 +152,19 @@ def test_e_2_a_bind_that_fails_before_its_post_returns_leaves_the_window_as_it_w
     connectors = [adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S) for queue_pair in queue_pairs_left]
     polling: list[Elsewhere] = []
 
-    class Late:
-        """The extension's functions. ndpy_post_bind() returns only after its request has failed."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(lib, name)
-
-        def ndpy_post_bind(self, *arguments: Any) -> int:
-            posted = lib.ndpy_post_bind(*arguments)
-            fake.complete(failing, receive=False, status=lib.IBV_WC_MW_BIND_ERR)
-            polling.append(Elsewhere(queue.poll).start())
-            deadline = time.monotonic() + DEADLINE_S
-            while failing._initiator_records and time.monotonic() < deadline:
-                time.sleep(0.001)
-            return int(posted)
+    def post_late(*arguments: Any) -> int:
+        """Returns only after its request has failed."""
+        posted = lib.ndpy_post_bind(*arguments)
+        fake.complete(failing, receive=False, status=lib.IBV_WC_MW_BIND_ERR)
+        polling.append(Elsewhere(queue.poll).start())
+        wait_until(lambda: not failing._initiator_records, "the completion is taken")
+        return int(posted)
 
     # The younger one comes first. Then the older one uses the same native window again.
     failing, other = queue_pairs_left[1], queue_pairs_left[0]
     with adapter.create_memory_window() as window, adapter.register(bytearray(4096), Access.LOCAL_WRITE) as region:
         with monkeypatch.context() as patched:
-            patched.setattr(queue_pairs, "lib", Late())
+            patched.setattr(queue_pairs, "lib", Replacing(lib, ndpy_post_bind=post_late))
             failing.bind(window, region)
         (failed,) = polling[0].result()
         assert failed.status is Status.INVALID_REQUEST
@@ -189,23 +182,18 @@ def test_e_2_a_window_can_lose_its_queue_pair_while_another_one_binds_it(fake, a
     former, other = (adapter.create_queue_pair(queue) for _ in range(2))
     connectors = [adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S) for queue_pair in (former, other)]
 
-    class Late:
-        """The extension's functions. The former queue pair is closed before ndpy_post_bind() returns."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(lib, name)
-
-        def ndpy_post_bind(self, *arguments: Any) -> int:
-            posted = lib.ndpy_post_bind(*arguments)
-            Elsewhere(former.close).start().result()
-            return int(posted)
+    def post_late(*arguments: Any) -> int:
+        """The former queue pair is closed before this returns."""
+        posted = lib.ndpy_post_bind(*arguments)
+        Elsewhere(former.close).start().result()
+        return int(posted)
 
     with adapter.create_memory_window() as window, adapter.register(bytearray(4096), Access.LOCAL_WRITE) as region:
         former.bind(window, region)
         fake.complete(former, receive=False, status=lib.IBV_WC_SUCCESS)
         queue.wait(DEADLINE_S)
         with monkeypatch.context() as patched:
-            patched.setattr(queue_pairs, "lib", Late())
+            patched.setattr(queue_pairs, "lib", Replacing(lib, ndpy_post_bind=post_late))
             other.bind(window, region)
         fake.complete(other, receive=False, status=lib.IBV_WC_MW_BIND_ERR)
         (failed,) = queue.wait(DEADLINE_S)
