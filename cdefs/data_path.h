@@ -97,7 +97,7 @@ APART int check_special(const struct ndpy_queue_pair *qp, uint32_t operation, ui
         int is_datagram = remote->operands[0] != 0;
 
         /* The provider would take the one for the other. */
-        if (is_datagram != (qp->receive->headers != NULL))
+        if (is_datagram != (qp->receive.headers != NULL))
             return NDPY_UNSUPPORTED;
         /* A datagram overtakes reads. */
         if (is_datagram && flags & NDPY_READ_FENCE)
@@ -150,7 +150,7 @@ HOT int check_request(const struct ndpy_queue_pair *qp, uint32_t operation, uint
 HOT int post_initiator(const struct native_steps *steps, struct ndpy_queue_pair *qp, uint32_t completed, uint32_t flags,
                        uint64_t context, uint64_t nbytes, const struct ndpy_remote *remote, void *request)
 {
-    struct ndpy_ring *ring = qp->initiator;
+    struct ndpy_ring *ring = &qp->initiator;
     struct ndpy_slot *slot = NULL;
     int signaled, error;
 
@@ -203,21 +203,21 @@ HOT int post_marker(const struct native_steps *steps, struct ndpy_queue_pair *qp
     static const struct ndpy_remote nowhere;
     struct ndpy_slot *slot;
 
-    if (!ring_in_flight(qp->initiator) || !qp->initiator->silent_run)
+    if (!ring_in_flight(&qp->initiator) || !qp->initiator.silent_run)
         return 0;
-    if (ring_next(qp->initiator, &slot, steps->no_memory))
+    if (ring_next(&qp->initiator, &slot, steps->no_memory))
         return 0;
     slot->context = 0;
     slot->nbytes = 0;
     slot->operation = NDPY_SEND;
     slot->flags = NDPY_MARKER;
     steps->data_request(request, NDPY_SEND, NULL, 0, &nowhere);
-    ring_commit(qp->initiator, slot);
+    ring_commit(&qp->initiator, slot);
     if (steps->post(qp, slot, request, 1)) {
-        ring_withdraw(qp->initiator);
+        ring_withdraw(&qp->initiator);
         return 0;
     }
-    qp->initiator->silent_run = 0;
+    qp->initiator.silent_run = 0;
     return 1;
 }
 
@@ -231,8 +231,8 @@ APART int receive_datagram(const struct native_steps *steps, struct ndpy_queue_p
 
     if (count > MOST_DATAGRAM_ELEMENTS)
         return NDPY_TOO_MANY_ELEMENTS;
-    all[0] = (struct ndpy_element){(uintptr_t)qp->receive->headers + (uint64_t)HEADER_SIZE * slot->index,
-                                   qp->receive->header_token, HEADER_SIZE};
+    all[0] = (struct ndpy_element){(uintptr_t)qp->receive.headers + (uint64_t)HEADER_SIZE * slot->index,
+                                   qp->receive.header_token, HEADER_SIZE};
     memcpy(all + 1, elements, count * sizeof *elements);
     return steps->receive(qp, slot, steps->elements(qp->elements, all, count + 1), count + 1);
 }
@@ -244,24 +244,24 @@ HOT int post_receive(const struct native_steps *steps, struct ndpy_queue_pair *q
     int error = check_request(qp, NDPY_RECEIVE, flags, elements, count, NULL, nbytes);
 
     if (!error)
-        error = ring_next(qp->receive, &slot, steps->no_memory);
+        error = ring_next(&qp->receive, &slot, steps->no_memory);
     if (error)
         return error;
     slot->context = context;
     slot->nbytes = nbytes;
     slot->operation = NDPY_RECEIVE;
     slot->flags = (uint16_t)flags;
-    ring_commit(qp->receive, slot);
+    ring_commit(&qp->receive, slot);
     if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED)
         return 0;
-    if (qp->receive->headers) {
+    if (qp->receive.headers) {
         slot->flags |= NDPY_HEADED;
         error = receive_datagram(steps, qp, slot, elements, count);
     } else {
         error = steps->receive(qp, slot, steps->elements(qp->elements, elements, count), count);
     }
     if (error)
-        ring_withdraw(qp->receive);
+        ring_withdraw(&qp->receive);
     return error;
 }
 

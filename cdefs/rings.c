@@ -8,21 +8,8 @@
 
 /* ---- creation ---- */
 
-static struct ndpy_ring *ring_new(uint32_t depth, uint32_t number)
+static void ring_clear(struct ndpy_ring *ring)
 {
-    struct ndpy_ring *ring = calloc(1, sizeof *ring);
-
-    if (!ring)
-        return NULL;
-    ring->depth = depth;
-    ring->number = number;
-    return ring;
-}
-
-static void ring_free(struct ndpy_ring *ring)
-{
-    if (!ring)
-        return;
     while (ring->memory) {
         struct ndpy_slots *slots = ring->memory;
 
@@ -30,32 +17,27 @@ static void ring_free(struct ndpy_ring *ring)
         free(slots);
     }
     free(ring->postings.items);
-    free(ring);
 }
 
 struct ndpy_queue_pair *ndpy_queue_pair_new(void *native, uint32_t number, uint32_t initiator_depth,
                                             uint32_t receive_depth, uint32_t max_initiator_sge,
                                             uint32_t max_receive_sge, uint32_t inline_size, uint64_t max_length)
 {
-    struct ndpy_queue_pair *qp = calloc(1, sizeof *qp);
+    uint32_t elements = max_receive_sge + 1 > max_initiator_sge ? max_receive_sge + 1 : max_initiator_sge;
+    struct ndpy_queue_pair *qp = calloc(1, sizeof *qp + (size_t)elements * NATIVE_ELEMENT_SIZE);
 
     if (!qp)
         return NULL;
     qp->native = native;
-    qp->number = number;
     qp->max_initiator_sge = max_initiator_sge;
     qp->max_receive_sge = max_receive_sge;
     qp->max_read_sge = max_initiator_sge;
     qp->inline_size = inline_size;
     qp->max_length = max_length;
     ndpy_queue_pair_offer(qp, (2u << NDPY_WRITE) - 1);
-    qp->initiator = ring_new(initiator_depth, number);
-    qp->receive = ring_new(receive_depth, number);
-    qp->elements = calloc((size_t)max_initiator_sge + max_receive_sge + 1, NATIVE_ELEMENT_SIZE);
-    if (!qp->initiator || !qp->receive || !qp->elements) {
-        ndpy_queue_pair_free(qp);
-        return NULL;
-    }
+    qp->initiator.depth = initiator_depth;
+    qp->receive.depth = receive_depth;
+    qp->initiator.number = qp->receive.number = number;
     return qp;
 }
 
@@ -71,9 +53,8 @@ void ndpy_queue_pair_free(struct ndpy_queue_pair *qp)
         free(list->requests);
         free(list);
     }
-    ring_free(qp->initiator);
-    ring_free(qp->receive);
-    free(qp->elements);
+    ring_clear(&qp->initiator);
+    ring_clear(&qp->receive);
     free(qp);
 }
 
@@ -90,13 +71,13 @@ void ndpy_queue_pair_offer(struct ndpy_queue_pair *qp, uint32_t operations)
 
 void ndpy_queue_pair_take_headers(struct ndpy_queue_pair *qp, void *headers, uint64_t token)
 {
-    qp->receive->headers = headers;
-    qp->receive->header_token = token;
+    qp->receive.headers = headers;
+    qp->receive.header_token = token;
 }
 
 void ndpy_queue_pair_restart(struct ndpy_queue_pair *qp)
 {
-    struct ndpy_ring *rings[2] = {qp->initiator, qp->receive};
+    struct ndpy_ring *rings[2] = {&qp->initiator, &qp->receive};
 
     for (int i = 0; i < 2; i++) {
         atomic_store(&rings[i]->failed, 0);
@@ -121,7 +102,7 @@ void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp)
 
 int ndpy_first_failure(struct ndpy_queue_pair *qp, struct ndpy_failed_request *out)
 {
-    struct ndpy_ring *ring = qp->initiator;
+    struct ndpy_ring *ring = &qp->initiator;
     int failed = (int)atomic_load(&ring->failed);
 
     if (failed)
@@ -131,19 +112,19 @@ int ndpy_first_failure(struct ndpy_queue_pair *qp, struct ndpy_failed_request *o
 
 uint32_t ndpy_queue_pair_in_flight(struct ndpy_queue_pair *qp, int receive)
 {
-    return ring_in_flight(receive ? qp->receive : qp->initiator);
+    return ring_in_flight(receive ? &qp->receive : &qp->initiator);
 }
 
 uint32_t ndpy_queue_pair_posted(struct ndpy_queue_pair *qp)
 {
-    return atomic_load(&qp->initiator->posted);
+    return atomic_load(&qp->initiator.posted);
 }
 
 int ndpy_queue_pair_ended(struct ndpy_queue_pair *qp, uint32_t count)
 {
-    if ((int32_t)(count - atomic_load(&qp->initiator->retired)) > 0)
+    if ((int32_t)(count - atomic_load(&qp->initiator.retired)) > 0)
         return 0;
-    return atomic_load(&qp->initiator->failed) ? -1 : 1;
+    return atomic_load(&qp->initiator.failed) ? -1 : 1;
 }
 
 struct ndpy_shared_queue *ndpy_shared_queue_new(void *native, uint32_t depth, uint32_t max_sge, uint64_t max_length)
@@ -372,7 +353,7 @@ uint32_t ndpy_renumber_stored(struct ndpy_completion_queue *cq, uint32_t native_
 static int cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq,
                        uint32_t native_status)
 {
-    struct ndpy_ring *ring = receive ? qp->receive : qp->initiator;
+    struct ndpy_ring *ring = receive ? &qp->receive : &qp->initiator;
     uint32_t left = ring_in_flight(ring);
     uint32_t retired = atomic_load(&ring->retired);
     struct ndpy_slot *place = ring->newest ? ring->newest->next : NULL;

@@ -83,10 +83,8 @@ struct ndpy_ring {
 
 struct ndpy_queue_pair {
     void *native;
-    struct ndpy_ring *initiator;
-    struct ndpy_ring *receive;
-    void *elements; /* a request's elements in the provider's layout, during a post */
-    uint32_t number;
+    struct ndpy_ring initiator;
+    struct ndpy_ring receive;
     uint32_t max_initiator_sge;
     uint32_t max_receive_sge;
     uint32_t max_read_sge;
@@ -98,6 +96,7 @@ struct ndpy_queue_pair {
     uint32_t plain;   /* those of them that check_special() need not see */
     atomic_int connection;
     struct ndpy_list *lists; /* those in use, and those for the next ones */
+    uint64_t elements[];     /* a request's elements in the provider's layout, during a post */
 };
 
 /* Requests that are posted together. elements and requests: in the provider's layout. The number of a slot is its place

@@ -206,6 +206,7 @@ class Lock(Uncopied):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> None: ...
 
+@final
 class Records(Uncopied):
     """What the requests of one work queue use, oldest first."""
 
@@ -421,6 +422,9 @@ class WorkQueues(Resource):
     srq: SharedReceiveQueue | None
     _ended: bool
     _sinks_must_be_writable: bool
+    _number: int
+    @property
+    def _posted_requests(self) -> completion.PostedRequests: ...
     def send(self, sges: InlineElements, *, context: int = 0, flags: int = 0, immediate: int | None = None) -> None:
         """Send a message to the peer's oldest posted receive, and return as soon as it is queued.
 
@@ -670,7 +674,7 @@ class WorkQueues(Resource):
         destination: Any,
         /,
     ) -> None: ...
-    def _attach(self, provider: int, native: int, posted_requests: PostedRequests, /) -> None: ...
+    def _attach(self, provider: int, native: int, posted_requests: completion.PostedRequests, /) -> None: ...
     def _detach(self) -> None: ...
 
 @final

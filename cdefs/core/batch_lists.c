@@ -8,6 +8,17 @@ PyTypeObject *batch_list_type, *list_pool_type;
 
 /* ---- lists for a queue pair ---- */
 
+PyObject *pool_new(const struct ndpy_provider *provider, struct ndpy_queue_pair *native)
+{
+    ListPool *pool = (ListPool *)PyType_GenericAlloc(list_pool_type, 0);
+
+    if (!pool)
+        return NULL;
+    pool->provider = provider;
+    pool->native = native;
+    return (PyObject *)pool;
+}
+
 static void pool_dealloc(PyObject *self)
 {
     Py_CLEAR(((ListPool *)self)->batches);
@@ -16,12 +27,12 @@ static void pool_dealloc(PyObject *self)
 
 static PyType_Slot pool_slots[] = {
     {Py_tp_doc, "The lists of one queue pair."},
-    {Py_tp_new, PyType_GenericNew},
     {Py_tp_dealloc, pool_dealloc},
     {0, NULL},
 };
 
-static PyType_Spec pool_spec = {"ndpy._core.ListPool", sizeof(ListPool), 0, Py_TPFLAGS_DEFAULT, pool_slots};
+static PyType_Spec pool_spec = {"ndpy._core.ListPool", sizeof(ListPool), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, pool_slots};
 
 static int list_traverse(PyObject *self, visitproc visit, void *arg)
 {

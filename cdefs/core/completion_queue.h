@@ -71,7 +71,7 @@ HOT int is_plain(PyObject *record)
    ended. */
 struct run {
     Posted *posted;
-    Records *records;
+    struct records *records;
     uint32_t number;
     uint32_t retired;
     uint32_t left;
@@ -82,7 +82,7 @@ struct run {
 /* Forgets the requests of a run. */
 HOT void end_run(struct run *run)
 {
-    Records *records = run->records;
+    struct records *records = run->records;
 
     while (run->retired) {
         struct record *oldest;
@@ -153,7 +153,7 @@ HOT int join_run(CompletionQueue *self, struct run *run, const struct ndpy_compl
             if (!posted || posted->watched)
                 return 0;
             run->posted = (Posted *)Py_NewRef((PyObject *)posted);
-            run->records = (Records *)(receives ? posted->receive : posted->initiator);
+            run->records = records_of(posted, entry->operation);
             run->number = entry->queue_pair;
             run->receives = receives;
         }
@@ -166,18 +166,10 @@ HOT int join_run(CompletionQueue *self, struct run *run, const struct ndpy_compl
 
 /* ---- single requests ---- */
 
-/* The records of the work queue that a completion is of. */
-HOT Records *records_of(const Posted *posted, const struct ndpy_completion *entry)
+/* Finds the record of the only request that a completion ends, if this one only has to be forgotten. records: of its
+   queue. Returns NULL otherwise. Called with the records' mutex. */
+HOT struct record *find_record(const struct records *records, const struct ndpy_completion *entry)
 {
-    return (Records *)(entry->operation == NDPY_RECEIVE ? posted->receive : posted->initiator);
-}
-
-/* Finds the record of the only request that a completion ends, if this one only has to be forgotten. posted: of its
-   queue pair. Returns NULL otherwise. Called with the records' mutex. */
-HOT struct record *find_record(const Posted *posted, const struct ndpy_completion *entry)
-{
-    const Records *records = records_of(posted, entry);
-
     if (entry->status | entry->flags || entry->retired != 1 || !records->count ||
         !is_plain(record_oldest(records)->object))
         return NULL;
@@ -186,11 +178,9 @@ HOT struct record *find_record(const Posted *posted, const struct ndpy_completio
 
 /* Ends a request that has this record. Returns the object, which the caller owns, if it was the last one with the
    record. Called with the records' mutex. */
-HOT PyObject *end_request(const Posted *posted, const struct ndpy_completion *entry, struct record *record)
+HOT PyObject *end_request(struct records *records, struct record *record)
 {
-    if (--record->left)
-        return NULL;
-    return records_take(records_of(posted, entry));
+    return --record->left ? NULL : records_take(records);
 }
 
 /* Ends a single request that only has to be forgotten. Returns its PostedRequests, borrowed, or NULL: then nothing has
@@ -198,15 +188,17 @@ HOT PyObject *end_request(const Posted *posted, const struct ndpy_completion *en
 HOT Posted *retire_one(CompletionQueue *self, const struct ndpy_completion *entry)
 {
     Posted *posted = posted_of(self, entry->queue_pair);
+    struct records *records;
     struct record *record;
     PyObject *ended;
 
     if (!posted || posted->watched)
         return NULL;
-    mutex_lock(&records_of(posted, entry)->mutex);
-    record = find_record(posted, entry);
-    ended = record ? end_request(posted, entry, record) : NULL;
-    mutex_unlock(&records_of(posted, entry)->mutex);
+    records = records_of(posted, entry->operation);
+    mutex_lock(&records->mutex);
+    record = find_record(records, entry);
+    ended = record ? end_request(records, record) : NULL;
+    mutex_unlock(&records->mutex);
     if (!record)
         return NULL;
     Py_XDECREF(ended);

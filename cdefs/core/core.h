@@ -367,42 +367,49 @@ struct record {
 /* What the requests of one work queue use, oldest first. count: of the items. The capacity is a power of 2. mutex:
    guards all of it. Whoever posts has it from the record to the provider's answer, so whoever polls never sees the
    record of a refused request. */
-typedef struct {
-    PyObject_HEAD MUTEX(mutex) struct record *items;
+struct records {
+    MUTEX(mutex)
+    struct record *items;
     size_t first;
     size_t count;
     size_t capacity;
-} Records;
+};
 
 /* The requests of a queue pair that the adapter still works on. watched: its completions all go to _collect_one() in
  * Python. */
 typedef struct {
     PyObject_HEAD PyObject *queue_pair; /* a weak reference */
-    PyObject *initiator;                /* Records */
-    PyObject *receive;                  /* Records */
-    PyObject *SHARED stored;            /* NULL, or a dict; see ndpy/objects/completion.py */
+    struct records initiator;
+    struct records receive;
+    PyObject *SHARED stored; /* NULL, or a dict; see ndpy/objects/completion.py */
     int stored_shared;
     SHARED char failed;
     SHARED char watched;
 } Posted;
 
-extern PyTypeObject *records_type, *posted_type;
+extern PyTypeObject *posted_type;
 
-int records_grow(Records *records);
+/* The records of the work queue that an operation goes to. */
+HOT struct records *records_of(Posted *posted, uint32_t operation)
+{
+    return operation == NDPY_RECEIVE ? &posted->receive : &posted->initiator;
+}
 
-HOT struct record *record_at(const Records *records, size_t place)
+int records_grow(struct records *records);
+
+HOT struct record *record_at(const struct records *records, size_t place)
 {
     return &records->items[(records->first + place) & (records->capacity - 1)];
 }
 
 /* Call this only if there is one. */
-HOT struct record *record_oldest(const Records *records)
+HOT struct record *record_oldest(const struct records *records)
 {
     return &records->items[records->first];
 }
 
 /* Adds a record of some requests as the newest one. Returns 0, or -1 with an error. */
-HOT int records_push(Records *records, PyObject *object, uint32_t requests)
+HOT int records_push(struct records *records, PyObject *object, uint32_t requests)
 {
     if (records->count == records->capacity && records_grow(records) < 0)
         return -1;
@@ -411,7 +418,7 @@ HOT int records_push(Records *records, PyObject *object, uint32_t requests)
 }
 
 /* Adds a request of one element as the newest one. Returns 0, or -1 with an error. */
-HOT int records_push_element(Records *records, PyObject *element)
+HOT int records_push_element(struct records *records, PyObject *element)
 {
     struct record *newest = records->count ? record_at(records, records->count - 1) : NULL;
 
@@ -423,7 +430,7 @@ HOT int records_push_element(Records *records, PyObject *element)
 }
 
 /* Takes the newest request out. Returns its record, which the caller owns. */
-HOT PyObject *records_withdraw(Records *records)
+HOT PyObject *records_withdraw(struct records *records)
 {
     struct record *newest = record_at(records, records->count - 1);
 
@@ -437,7 +444,7 @@ HOT PyObject *records_withdraw(Records *records)
 }
 
 /* Takes the oldest record out, with all of its requests. The caller owns it. */
-HOT PyObject *records_take(Records *records)
+HOT PyObject *records_take(struct records *records)
 {
     PyObject *object = record_oldest(records)->object;
 
@@ -469,6 +476,8 @@ typedef struct {
 
 extern PyTypeObject *batch_list_type, *list_pool_type, *batch_type;
 
+/* Returns NULL with an error. */
+PyObject *pool_new(const struct ndpy_provider *provider, struct ndpy_queue_pair *native);
 /* The queue pair goes: its batches forget their lists for it. Those that are in use outlive it. Called with the queue
  * pair's lock. */
 void pool_close(ListPool *pool);

@@ -76,7 +76,7 @@ Posted *retire_several(CompletionQueue *self, const struct ndpy_completion *entr
 
     if (!posted || posted->watched)
         return NULL;
-    run.records = (Records *)records_of(posted, entries);
+    run.records = records_of(posted, entries->operation);
     if (!count_requests(&run, retired))
         return NULL;
     end_run(&run);

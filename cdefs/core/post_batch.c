@@ -17,16 +17,11 @@ HOT PyObject *find_unusable(const WorkQueues *self, const Batch *batch)
     return NULL;
 }
 
-static Records *records_of(WorkQueues *self, const BatchList *list)
-{
-    return (Records *)(list->operation == NDPY_RECEIVE ? self->receive : self->initiator);
-}
-
 /* Corrects the newest record, because only so many requests of its list were posted. Called with the records' mutex, by
    somebody who has the list too. */
 APART void correct_record(WorkQueues *self, BatchList *list, uint32_t posted)
 {
-    Records *records = records_of(self, list);
+    struct records *records = records_of(self->posted, list->operation);
     struct record *newest = record_at(records, records->count - 1);
 
     newest->requests = newest->left = posted;
@@ -42,7 +37,7 @@ HOT int core_post_list_with_mutex(WorkQueues *self, BatchList *list, uint32_t *p
     int refused;
 
     /* Recorded first: another thread may take completions as soon as the provider has the requests. */
-    if (records_push(records_of(self, list), (PyObject *)list, list->count) < 0)
+    if (records_push(records_of(self->posted, list->operation), (PyObject *)list, list->count) < 0)
         return RAISED;
     refused = self->provider->post_list(self->native, list->native, posted);
     if (refused)
@@ -56,9 +51,9 @@ HOT int core_post_list(WorkQueues *self, BatchList *list, uint32_t *posted)
 {
     int refused;
 
-    mutex_lock(&records_of(self, list)->mutex);
+    mutex_lock(&records_of(self->posted, list->operation)->mutex);
     refused = core_post_list_with_mutex(self, list, posted);
-    mutex_unlock(&records_of(self, list)->mutex);
+    mutex_unlock(&records_of(self->posted, list->operation)->mutex);
     return refused;
 }
 
@@ -116,6 +111,15 @@ static PyObject *check_and_post_list(WorkQueues *self, const Batch *batch, Batch
     return unusable;
 }
 
+/* The list of a batch for this queue pair, as batch_list(), but a new reference. Called with the lock. */
+static BatchList *batch_list_for(WorkQueues *self, Batch *batch, int *refused, uint32_t *bad)
+{
+    if (!self->lists)
+        self->lists = pool_new(self->provider, self->native);
+    return self->lists ? (BatchList *)Py_XNewRef((PyObject *)batch_list(batch, (ListPool *)self->lists, refused, bad))
+                       : NULL;
+}
+
 /* Posts a batch that has no list for this queue pair, may have changed, or refers to something that it may not refer
    to. Called with the lock, which it gives back. */
 static PyObject *post_checked(WorkQueues *self, Batch *batch)
@@ -129,7 +133,7 @@ static PyObject *post_checked(WorkQueues *self, Batch *batch)
     unusable = Py_XNewRef(find_unusable(self, batch));
     is_good = !unusable && check_batch(batch) == 0;
     if (is_good && self->provider->list_new) {
-        list = (BatchList *)Py_XNewRef((PyObject *)batch_list(batch, (ListPool *)self->lists, &refused, &bad));
+        list = batch_list_for(self, batch, &refused, &bad);
         if (list)
             unusable = Py_XNewRef(check_and_post_list(self, batch, list, &refused, &posted));
     }

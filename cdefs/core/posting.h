@@ -10,12 +10,12 @@
 typedef struct {
     GUARDED_HEAD
     PyObject *srq;
-    PyObject *initiator; /* Records */
-    PyObject *receive;   /* Records */
-    PyObject *lists;     /* ListPool */
+    Posted *posted;
+    PyObject *lists; /* ListPool, made for the first batch */
     const struct ndpy_provider *provider;
     SHARED char ended;
     SHARED char sinks_must_be_writable;
+    unsigned int number; /* by which completions of a shared receive queue name it */
 } WorkQueues;
 
 /* Takes the lock of a queue pair that can be used. Returns 0, or -1 with an error. */

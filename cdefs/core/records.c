@@ -2,13 +2,14 @@
 
 #include "core.h"
 
-PyTypeObject *records_type, *posted_type;
+PyTypeObject *posted_type;
+static PyTypeObject *records_type;
 
 enum { FIRST_CAPACITY = 8 };
 
 /* ---- Records ---- */
 
-int records_grow(Records *records)
+int records_grow(struct records *records)
 {
     size_t capacity = records->capacity ? 2 * records->capacity : FIRST_CAPACITY;
     struct record *items = PyMem_Malloc(capacity * sizeof *items);
@@ -26,13 +27,20 @@ int records_grow(Records *records)
     return 0;
 }
 
+/* Those of `posted`, as Python sees them. Made whenever it asks. */
+typedef struct {
+    PyObject_HEAD PyObject *posted;
+    struct records *records;
+} Records;
+
 static PyObject *records_append(PyObject *self, PyObject *record)
 {
+    struct records *records = ((Records *)self)->records;
     int failed;
 
-    mutex_lock(&((Records *)self)->mutex);
-    failed = records_push((Records *)self, record, 1);
-    mutex_unlock(&((Records *)self)->mutex);
+    mutex_lock(&records->mutex);
+    failed = records_push(records, record, 1);
+    mutex_unlock(&records->mutex);
     if (failed)
         return NULL;
     Py_RETURN_NONE;
@@ -48,7 +56,7 @@ static PyObject *none_left(void)
 
 static PyObject *records_pop(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    Records *records = (Records *)self;
+    struct records *records = ((Records *)self)->records;
     PyObject *object;
 
     mutex_lock(&records->mutex);
@@ -59,7 +67,7 @@ static PyObject *records_pop(PyObject *self, PyObject *Py_UNUSED(none))
 
 /* Takes the oldest request out. Returns its record, or NULL. *ended: the record that has ended with it, which the
  * caller gives back. */
-static PyObject *take_oldest(Records *records, PyObject **ended)
+static PyObject *take_oldest(struct records *records, PyObject **ended)
 {
     struct record *oldest = records->count ? record_at(records, 0) : NULL;
 
@@ -85,7 +93,7 @@ static PyObject *take_oldest(Records *records, PyObject **ended)
 
 static PyObject *records_popleft(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    Records *records = (Records *)self;
+    struct records *records = ((Records *)self)->records;
     PyObject *object, *ended = NULL;
 
     mutex_lock(&records->mutex);
@@ -97,7 +105,7 @@ static PyObject *records_popleft(PyObject *self, PyObject *Py_UNUSED(none))
 
 static Py_ssize_t records_length(PyObject *self)
 {
-    Records *records = (Records *)self;
+    struct records *records = ((Records *)self)->records;
     size_t length = 0;
 
     mutex_lock(&records->mutex);
@@ -107,30 +115,9 @@ static Py_ssize_t records_length(PyObject *self)
     return (Py_ssize_t)length;
 }
 
-static int records_traverse(PyObject *self, visitproc visit, void *arg)
-{
-    Records *records = (Records *)self;
-
-    Py_VISIT(Py_TYPE(self));
-    for (size_t place = 0; place < records->count; place++)
-        Py_VISIT(record_at(records, place)->object);
-    return 0;
-}
-
-static int records_clear(PyObject *self)
-{
-    Records *records = (Records *)self;
-
-    while (records->count)
-        Py_DECREF(records_take(records));
-    return 0;
-}
-
 static void records_dealloc(PyObject *self)
 {
-    PyObject_GC_UnTrack(self);
-    records_clear(self);
-    PyMem_Free(((Records *)self)->items);
+    Py_DECREF(((Records *)self)->posted);
     free_object(self);
 }
 
@@ -143,17 +130,14 @@ static PyMethodDef records_methods[] = {
 
 static PyType_Slot records_slots[] = {
     {Py_tp_doc, "What the requests of one work queue use, oldest first."},
-    {Py_tp_new, PyType_GenericNew},
     {Py_sq_length, records_length},
-    {Py_tp_traverse, records_traverse},
-    {Py_tp_clear, records_clear},
     {Py_tp_dealloc, records_dealloc},
     {Py_tp_methods, records_methods},
     {0, NULL},
 };
 
-static PyType_Spec records_spec = {"ndpy._core.Records", sizeof(Records), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-                                   records_slots};
+static PyType_Spec records_spec = {"ndpy._core.Records", sizeof(Records), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, records_slots};
 
 /* ---- PostedRequests ---- */
 
@@ -169,21 +153,32 @@ static int posted_init(PyObject *self, PyObject *arguments, PyObject *Py_UNUSED(
     if (!PyArg_ParseTuple(arguments, "O", &queue_pair))
         return -1;
     posted->queue_pair = PyWeakref_NewRef(queue_pair, NULL);
-    posted->initiator = PyObject_CallObject((PyObject *)records_type, NULL);
-    posted->receive = PyObject_CallObject((PyObject *)records_type, NULL);
-    return posted->queue_pair && posted->initiator && posted->receive ? 0 : -1;
+    return posted->queue_pair ? 0 : -1;
+}
+
+static int records_traverse(const struct records *records, visitproc visit, void *arg)
+{
+    for (size_t place = 0; place < records->count; place++)
+        Py_VISIT(record_at(records, place)->object);
+    return 0;
+}
+
+static void records_clear(struct records *records)
+{
+    while (records->count)
+        Py_DECREF(records_take(records));
 }
 
 static int posted_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Posted *posted = (Posted *)self;
+    int stopped;
 
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(posted->queue_pair);
-    Py_VISIT(posted->initiator);
-    Py_VISIT(posted->receive);
     Py_VISIT(posted->stored);
-    return 0;
+    stopped = records_traverse(&posted->initiator, visit, arg);
+    return stopped ? stopped : records_traverse(&posted->receive, visit, arg);
 }
 
 static int posted_clear(PyObject *self)
@@ -191,9 +186,9 @@ static int posted_clear(PyObject *self)
     Posted *posted = (Posted *)self;
 
     Py_CLEAR(posted->queue_pair);
-    Py_CLEAR(posted->initiator);
-    Py_CLEAR(posted->receive);
     Py_CLEAR(posted->stored);
+    records_clear(&posted->initiator);
+    records_clear(&posted->receive);
     return 0;
 }
 
@@ -201,16 +196,28 @@ static void posted_dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
     posted_clear(self);
+    PyMem_Free(((Posted *)self)->initiator.items);
+    PyMem_Free(((Posted *)self)->receive.items);
     free_object(self);
 }
 
 static PyMemberDef posted_members[] = {
     {"queue_pair", T_OBJECT_EX, offsetof(Posted, queue_pair), READONLY, NULL},
-    {"initiator", T_OBJECT_EX, offsetof(Posted, initiator), READONLY, NULL},
-    {"receive", T_OBJECT_EX, offsetof(Posted, receive), READONLY, NULL},
     {"stored_shared", T_INT, offsetof(Posted, stored_shared), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
+
+/* offset: of the struct records. */
+static PyObject *posted_get_records(PyObject *self, void *offset)
+{
+    Records *made = PyObject_New(Records, records_type);
+
+    if (!made)
+        return NULL;
+    made->posted = Py_NewRef(self);
+    made->records = (struct records *)((char *)self + (size_t)offset);
+    return (PyObject *)made;
+}
 
 static PyObject *posted_get_stored(PyObject *self, void *Py_UNUSED(none))
 {
@@ -228,6 +235,8 @@ static PyObject *posted_get_stored(PyObject *self, void *Py_UNUSED(none))
 static PyGetSetDef posted_properties[] = {
     FLAG("failed", Posted, failed, NULL),
     FLAG("watched", Posted, watched, NULL),
+    {"initiator", posted_get_records, NULL, NULL, (void *)offsetof(Posted, initiator)},
+    {"receive", posted_get_records, NULL, NULL, (void *)offsetof(Posted, receive)},
     {"stored", posted_get_stored, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

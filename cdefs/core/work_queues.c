@@ -58,7 +58,7 @@ HOT int read_numbers(PyObject *self, PyObject *context, PyObject *flags, struct 
 /* ---- posting ---- */
 
 /* See core_post_elements(). Called with the records' mutex. */
-HOT int core_post_with_mutex(WorkQueues *self, Records *records, uint32_t operation, const struct post *post,
+HOT int core_post_with_mutex(WorkQueues *self, struct records *records, uint32_t operation, const struct post *post,
                              const struct ndpy_element *elements, uint32_t count, PyObject *record)
 {
     int refused;
@@ -78,7 +78,7 @@ HOT int core_post_with_mutex(WorkQueues *self, Records *records, uint32_t operat
 HOT int core_post_elements(WorkQueues *self, uint32_t operation, const struct post *post,
                            const struct ndpy_element *elements, uint32_t count, PyObject *record)
 {
-    Records *records = (Records *)(operation == NDPY_RECEIVE ? self->receive : self->initiator);
+    struct records *records = records_of(self->posted, operation);
     int refused;
 
     mutex_lock(&records->mutex);
@@ -373,23 +373,15 @@ static PyObject *queues_attach(PyObject *self, PyObject *arguments)
     WorkQueues *queues = (WorkQueues *)self;
     unsigned long long provider, native;
     PyObject *posted;
-    ListPool *pool;
 
     if (!PyArg_ParseTuple(arguments, "KKO!", &provider, &native, posted_type, &posted))
         return NULL;
     queues->provider = (const struct ndpy_provider *)(uintptr_t)provider;
-    Py_XDECREF(queues->initiator);
-    Py_XDECREF(queues->receive);
-    queues->initiator = Py_NewRef(((Posted *)posted)->initiator);
-    queues->receive = Py_NewRef(((Posted *)posted)->receive);
-    pool = (ListPool *)PyObject_CallObject((PyObject *)list_pool_type, NULL);
-    if (!pool)
-        return NULL;
-    pool->provider = queues->provider;
-    pool->native = (struct ndpy_queue_pair *)(uintptr_t)native;
+    Py_INCREF(posted);
+    Py_XDECREF((PyObject *)queues->posted);
+    queues->posted = (Posted *)posted;
     queues_forget_lists(queues);
-    queues->lists = (PyObject *)pool;
-    guarded_attach((Guarded *)self, pool->native);
+    guarded_attach((Guarded *)self, (void *)(uintptr_t)native);
     Py_RETURN_NONE;
 }
 
@@ -406,8 +398,7 @@ static int queues_traverse(PyObject *self, visitproc visit, void *arg)
 
     Py_VISIT((PyObject *)queues->lock);
     Py_VISIT(queues->srq);
-    Py_VISIT(queues->initiator);
-    Py_VISIT(queues->receive);
+    Py_VISIT((PyObject *)queues->posted);
     return resource_traverse(self, visit, arg);
 }
 
@@ -417,8 +408,7 @@ static int queues_clear(PyObject *self)
 
     Py_CLEAR(queues->lock);
     Py_CLEAR(queues->srq);
-    Py_CLEAR(queues->initiator);
-    Py_CLEAR(queues->receive);
+    Py_CLEAR(queues->posted);
     queues_forget_lists(queues);
     return resource_clear(self);
 }
@@ -432,6 +422,9 @@ static void queues_dealloc(PyObject *self)
 
 static PyMemberDef queues_members[] = {
     {"srq", T_OBJECT, offsetof(WorkQueues, srq), 0, NULL},
+    {"_posted_requests", T_OBJECT_EX, offsetof(WorkQueues, posted), READONLY, "Those of _attach()."},
+    {"_number", T_UINT, offsetof(WorkQueues, number), 0,
+     "The provider's completions of a shared receive queue carry this number."},
     {NULL, 0, 0, 0, NULL},
 };
 

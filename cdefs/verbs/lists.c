@@ -74,7 +74,7 @@ static int verbs_list_new(struct ndpy_queue_pair *qp, const struct ndpy_list_req
                           const struct ndpy_element *elements, struct ndpy_list **out, uint32_t *bad)
 {
     int receives = requests[0].operation == NDPY_RECEIVE;
-    struct ndpy_ring *ring = receives ? qp->receive : qp->initiator;
+    struct ndpy_ring *ring = receives ? &qp->receive : &qp->initiator;
     const struct ndpy_list_request *last = &requests[count - 1];
     struct ndpy_list *list = make_postings(ring) ? NULL : list_find(qp, count, last->first + last->count);
     uint32_t silent_run = 0;
@@ -141,7 +141,7 @@ APART int check_posting(const struct ndpy_queue_pair *qp, const struct ndpy_list
 
     if (ring->headers || list->posts_singly)
         return NDPY_POST_SINGLY;
-    if (ring == qp->initiator) {
+    if (ring == &qp->initiator) {
         if (connection == NDPY_NEVER_CONNECTED)
             return NDPY_NOT_CONNECTED;
         if (list->has_reads && qp->refuses_reads)
@@ -155,7 +155,7 @@ APART int check_posting(const struct ndpy_queue_pair *qp, const struct ndpy_list
 /* Gives the requests to the provider. Returns 0, or its number with the request that it refused. */
 HOT int give_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, void **refused)
 {
-    if (list->ring == qp->receive)
+    if (list->ring == &qp->receive)
         return ibv_post_recv(qp->native, list->requests, (struct ibv_recv_wr **)refused);
     return ibv_post_send(qp->native, list->requests, (struct ibv_send_wr **)refused);
 }
@@ -166,7 +166,7 @@ APART int end_refused(struct ndpy_queue_pair *qp, struct ndpy_list *list, int er
 {
     struct ndpy_ring *ring = list->ring;
     struct ndpy_posting *posting = posting_at(ring, atomic_load(&ring->postings.end) - 1);
-    size_t size = ring == qp->receive ? sizeof(struct ibv_recv_wr) : sizeof(struct ibv_send_wr);
+    size_t size = ring == &qp->receive ? sizeof(struct ibv_recv_wr) : sizeof(struct ibv_send_wr);
     uint32_t taken = refused ? (uint32_t)((size_t)(refused - (const char *)list->requests) / size) : 0;
 
     error = post_error(error);

@@ -199,10 +199,10 @@ class QueuePair(QueuePairConnection):
 
     def _post_marker(self) -> bool:
         """Post a request behind silent ones, if there are any and there is a slot. Its end shows that they have ended."""
-        self._initiator_records.append(None)
+        self._posted_requests.initiator.append(None)
         if self._native_post_marker(self._rings):
             return True
-        self._initiator_records.pop()
+        self._posted_requests.initiator.pop()
         return False
 
     def _in_flight(self) -> int:

@@ -38,7 +38,6 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
         "_endpoint_limits",
         "_local",
         "_never_connected",
-        "_number",
         "_path",
         "_qp",
         "connector",
@@ -71,7 +70,6 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
         self.initiator_cq = initiator_cq
         self.connector: Connector | None = None
         self.failure = ""
-        #: The provider's completions of a shared receive queue carry this number.
         self._number = self._serial
         self._never_connected = True
         #: The last result of local_endpoint(). The two ends and the read limits of connect_endpoint().

@@ -128,7 +128,7 @@ def _post_bind(
         request = BindRequest(binding, of_bound_window=former is not None and not former.invalidating)
         if not request.of_bound_window:
             binding.begin()
-        queue_pair._initiator_records.append(request)
+        queue_pair._posted_requests.initiator.append(request)
         try:
             refused = queue_pair._native_post_bind(binding, context, flags)
         except (OverflowError, TypeError) as error:
@@ -145,7 +145,7 @@ def _post_bind(
 def _withdraw_bind(request: BindRequest, former: Binding | None) -> None:
     """The request was not posted: the window is as it was before."""
     binding = request.binding
-    binding.queue_pair._initiator_records.pop()
+    binding.queue_pair._posted_requests.initiator.pop()
     binding.queue_pair._native_return_token(binding)
     if not request.of_bound_window:
         binding.end()
@@ -163,15 +163,17 @@ def invalidate(queue_pair: QueuePair, window: MemoryWindow, context: int, flags:
         binding = window._binding
         if binding is not None and (binding.queue_pair is not queue_pair or binding.invalidating):
             binding = None
-        queue_pair._initiator_records.append(InvalidateRequest(window, binding, queue_pair._status_if_forbidden))
+        queue_pair._posted_requests.initiator.append(
+            InvalidateRequest(window, binding, queue_pair._status_if_forbidden)
+        )
         try:
             refused = queue_pair._native_post_invalidate(window, binding, context, flags)
         except (OverflowError, TypeError) as error:
-            queue_pair._initiator_records.pop()
+            queue_pair._posted_requests.initiator.pop()
             raise queue_pair._bad_argument(error, context, flags) from None
         if not refused:
             if binding is not None:
                 binding.invalidating = True
             return
-        queue_pair._initiator_records.pop()
+        queue_pair._posted_requests.initiator.pop()
     raise queue_pair._refusal(Operation.INVALIDATE, refused, [], flags)

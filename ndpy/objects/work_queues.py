@@ -167,16 +167,13 @@ class WorkQueues(_core.WorkQueues, AdapterObject):
         self.type = type
         self._lock = _core.Lock()
         self._singly = None
-        self._posted_requests = PostedRequests(self)
-        self._initiator_records = self._posted_requests.initiator
-        self._receive_records = self._posted_requests.receive
         self._rings = None
 
     def _begin_posting(self, native: Any) -> None:
         """Requests go to this struct ndpy_queue_pair from now on."""
         self._rings = native
         address = int(self._ffi.cast("uintptr_t", native))
-        self._attach(int(self._ffi.cast("uintptr_t", self._native_provider())), address, self._posted_requests)
+        self._attach(int(self._ffi.cast("uintptr_t", self._native_provider())), address, PostedRequests(self))
 
     def _end_posting(self) -> Any:
         """No request is posted any more. Returns the struct ndpy_queue_pair. Under the lock."""

@@ -101,7 +101,7 @@ def test_k_2_1_a_program_that_never_polls_keeps_nothing_of_ended_exposures(pair,
     def expose() -> bool:
         with cache.remote(buffer, pair.server.queue_pair):
             pass
-        return len(pair.server.queue_pair._initiator_records) <= 2
+        return len(pair.server.queue_pair._posted_requests.initiator) <= 2
 
     for _ in range(50):
         expose()

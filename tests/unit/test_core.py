@@ -182,8 +182,9 @@ def test_an_element_needs_a_region():
 # ---- records ----
 
 
-def test_records_come_back_in_their_order_however_many_there_are():
-    records = _core.Records()
+@pytest.mark.parametrize("queue", ["initiator", "receive"])
+def test_records_come_back_in_their_order_however_many_there_are(queue):
+    records = getattr(_core.PostedRequests(Region()), queue)
     added = taken = 0
     for count in (1, 7, 8, 9, 100, 3):
         for _ in range(count):
@@ -200,23 +201,26 @@ def test_records_come_back_in_their_order_however_many_there_are():
             take()
 
 
-def test_records_keep_what_they_hold_and_no_longer():
-    records, region = _core.Records(), Region()
+@pytest.mark.parametrize("queue", ["initiator", "receive"])
+def test_records_keep_what_they_hold_and_no_longer(queue):
+    posted, region = _core.PostedRequests(Region()), Region()
     gone = weakref.ref(region)
+    records = getattr(posted, queue)
     records.append(region)
-    del region
+    del posted, region
     gc.collect()
     assert gone() is not None
     del records
     assert gone() is None
 
 
-def test_a_circle_of_records_is_collected():
-    records, region = _core.Records(), Region()
-    region.records = records
-    records.append(region)
+@pytest.mark.parametrize("queue", ["initiator", "receive"])
+def test_a_circle_of_records_is_collected(queue):
+    posted, region = _core.PostedRequests(Region()), Region()
+    region.posted = posted
+    getattr(posted, queue).append(region)
     gone = weakref.ref(region)
-    del records, region
+    del posted, region
     gc.collect()
     assert gone() is None
 

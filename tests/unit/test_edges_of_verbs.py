@@ -537,7 +537,7 @@ def test_a_closed_adapter_says_so_before_it_says_what_it_lacks(fake):
 @pytest.mark.parametrize("operation", ["receive", "send", "read", "write"])
 def test_a_request_with_an_argument_that_does_not_fit_is_not_posted(fake, adapter, queue, connected, operation, listed):
     receive = operation == "receive"
-    records = connected._receive_records if receive else connected._initiator_records
+    records = connected._posted_requests.receive if receive else connected._posted_requests.initiator
     with adapter.register(bytearray(16), Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE) as region:
         elements = [region[:]] if listed else region[:]
         remote = [region.remote()] if operation in ("read", "write") else []
@@ -571,8 +571,8 @@ def test_a_request_of_4_gib_is_too_long(adapter, connected, operation, listed):
         remote = [region.remote()] if operation in ("read", "write") else []
         with pytest.raises(ndpy.LimitExceededError, match=f"{length} bytes"):
             getattr(connected, operation)([region] if listed else region[:], *remote)
-        assert not connected._receive_records
-        assert not connected._initiator_records
+        assert not connected._posted_requests.receive
+        assert not connected._posted_requests.initiator
 
 
 def test_a_shared_receive_of_4_gib_is_too_long_and_takes_no_place(adapter):

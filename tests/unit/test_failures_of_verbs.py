@@ -318,7 +318,7 @@ def test_silent_requests_let_go_of_their_memory_with_the_next_that_is_not(fake, 
         while fake.complete(queue_pair, receive=False):
             pass
         assert [completion.context for completion in queue.wait(DEADLINE_S)] == [4]
-        assert not queue_pair._initiator_records
+        assert not queue_pair._posted_requests.initiator
 
 
 def test_what_a_revocation_finds_is_told_to_a_waiter_whom_the_driver_does_not_tell(fake, adapter, queue, queue_pair):

@@ -33,7 +33,6 @@ from data_path_provider import (
 
 import ndpy
 from ndpy import Batch, CompletionArray, Flags, Status, _core
-from ndpy.objects.completion import PostedRequests
 from ndpy.objects.work_queues import QueuePairLimits, WorkQueues
 from ndpy.platforms.verbs.native_calls import ffi, lib
 from ndpy.vocabulary.queue_pair_attributes import QueuePairType
@@ -71,8 +70,6 @@ class Queues(WorkQueues):
         self.srq = None
         self.limits = QueuePairLimits(depth + 1, depth, 2, 3, INLINE_SIZE)
         self.late: list[int] = []
-        self._posted_requests = PostedRequests(self)
-        self._initiator_records = self._posted_requests.initiator
         self._begin_posting(native.queue_pair(depth, connection))
 
     def _cancel_late_request(self, operation: int) -> None:

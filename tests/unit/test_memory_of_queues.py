@@ -9,14 +9,13 @@ from kit import linux_only as linux_only
 from kit.helpers import HAS_GIL
 
 COUNT = 400
-# 4 KiB, without what the data path allocates by malloc(): two rings of 112 bytes without slots, the queue pair, the
-# completion queue, and room for the elements of one request.
-LIMIT = 4096 - 512
+# Of Python's memory. What the data path allocates by malloc() comes to it: some 400 bytes for the queue pair.
+LIMIT = 2560
 # Without the GIL each object is 16 bytes longer, and a dictionary more than that.
 LIMIT_WITHOUT_GIL = 5 << 10
 
 
-def test_an_idle_queue_pair_with_its_queue_takes_at_most_4_kib(fake):
+def test_an_idle_queue_pair_with_its_queue_takes_little_memory(fake):
     with fake.open() as adapter:
         made = []
 

@@ -71,7 +71,7 @@ class Ends:
         records = [
             record
             for queue_pair in (self.queue_pair, self.datagrams)
-            for record in (queue_pair._initiator_records, queue_pair._receive_records)
+            for record in (queue_pair._posted_requests.initiator, queue_pair._posted_requests.receive)
         ]
         return not any(map(len, records)) and not self.shared._records
 
@@ -169,7 +169,7 @@ def test_no_request_refers_to_a_destination_that_is_closed_or_foreign(ends, way,
     else:
         sender = ends.datagrams
         there.close()
-    posted = len(ends.datagrams._initiator_records)
+    posted = len(ends.datagrams._posted_requests.initiator)
     with pytest.raises(ndpy.ClosedError if state == "closed" else ndpy.ForeignObjectError, match=r"(?i)destination"):
         if way in SENDS:
             SENDS[way](sender, region[:8], there)
@@ -177,7 +177,7 @@ def test_no_request_refers_to_a_destination_that_is_closed_or_foreign(ends, way,
             sender._post_singly(batch, 0)
         else:
             sender.post(batch)
-    assert len(sender._initiator_records) == (posted if sender is ends.datagrams else 0)
+    assert len(sender._posted_requests.initiator) == (posted if sender is ends.datagrams else 0)
     if state == "closed":
         # The same request to another one.
         batch.clear()
@@ -215,15 +215,15 @@ def test_a_destination_whose_close_failed_can_be_used(ends, monkeypatch):
         with pytest.raises(ndpy.ProviderError):
             there.close()
     ends.datagrams.send(ends.region[:8], there)
-    assert len(ends.datagrams._initiator_records) == 1
+    assert len(ends.datagrams._posted_requests.initiator) == 1
 
 
 def test_a_batch_refuses_a_region_that_has_moved_to_another_domain(ends):
     batch = ends.batch("send", ends.region[:8])
     ends.queue_pair.post(batch)
-    posted = len(ends.queue_pair._initiator_records)
+    posted = len(ends.queue_pair._posted_requests.initiator)
     own, ends.region._adapter = ends.region._adapter, ends.other
     with pytest.raises(ndpy.ForeignObjectError):
         ends.queue_pair.post(batch)
     ends.region._adapter = own
-    assert len(ends.queue_pair._initiator_records) == posted
+    assert len(ends.queue_pair._posted_requests.initiator) == posted

@@ -157,7 +157,7 @@ def test_e_2_a_bind_that_fails_before_its_post_returns_leaves_the_window_as_it_w
         posted = lib.ndpy_post_bind(*arguments)
         fake.complete(failing, receive=False, status=lib.IBV_WC_MW_BIND_ERR)
         polling.append(Elsewhere(queue.poll).start())
-        wait_until(lambda: not failing._initiator_records, "the completion is taken")
+        wait_until(lambda: not failing._posted_requests.initiator, "the completion is taken")
         return int(posted)
 
     # The younger one comes first. Then the older one uses the same native window again.

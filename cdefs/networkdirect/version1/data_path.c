@@ -219,7 +219,7 @@ static int version1_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, 
 int version1_endpoint_post_kept(struct ndpy_queue_pair *qp)
 {
     struct version1_endpoint *endpoint = qp->native;
-    struct ndpy_ring *ring = qp->receive;
+    struct ndpy_ring *ring = &qp->receive;
     uint32_t posted = atomic_load(&ring->posted);
     struct ndpy_slot *place = ring->newest ? ring->newest->next : NULL;
     int error = 0;
