@@ -163,9 +163,8 @@ class Connector(ConnectionLife):
         """
         timeout_s = timeout(timeout_s)
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        pending = self._begin_connect(
-            queue_pair, address, private_data, inbound_read_limit, outbound_read_limit, retry, end
-        )
+        parameters = self._parameters_of("connect", private_data, inbound_read_limit, outbound_read_limit, retry)
+        pending = self._begin_connect(queue_pair, address, parameters, end)
         try:
             wait_or_cancel(pending, timeout_s)
         except errors.TimeoutError as error:
@@ -193,25 +192,13 @@ class Connector(ConnectionLife):
         Raises: what connect() raises, if that is known at once. A later error ends the Pending. So does a name that cannot be
             resolved, because names are looked up in a thread.
         """
-        return self._begin_connect(
-            queue_pair, address, private_data, inbound_read_limit, outbound_read_limit, retry, None
-        )
+        parameters = self._parameters_of("connect", private_data, inbound_read_limit, outbound_read_limit, retry)
+        return self._begin_connect(queue_pair, address, parameters, None)
 
     def _begin_connect(
-        self,
-        queue_pair: QueuePair,
-        address: Address,
-        private_data: bytes,
-        inbound_read_limit: int | None,
-        outbound_read_limit: int | None,
-        retry: RetryPolicy | None,
-        end: float | None,
+        self, queue_pair: QueuePair, address: Address, parameters: ConnectionParameters, end: float | None
     ) -> Pending[None]:
         """Do begin_connect(). end: the time.monotonic() by which all of it has to end. Several addresses share the time."""
-        max_length = self._adapter.info.max_caller_data
-        parameters = self._check_parameters(
-            "connect", private_data, max_length, inbound_read_limit, outbound_read_limit, retry
-        )
         host, port = check_address(address)
         known = resolve_destinations(host, port)[0] if not port or is_numeric(host) else None
         with self._state_lock:
@@ -328,10 +315,7 @@ class Connector(ConnectionLife):
         Returns: a Pending that ends when the client has completed the connection. Cancelling it ends the attempt.
         Raises: what accept() raises, if that is known at once. A later error ends the Pending.
         """
-        max_length = self._adapter.info.max_callee_data
-        parameters = self._check_parameters(
-            "accept", private_data, max_length, inbound_read_limit, outbound_read_limit, retry
-        )
+        parameters = self._parameters_of("accept", private_data, inbound_read_limit, outbound_read_limit, retry)
         with self._state_lock:
             self._require_transition(Event.ACCEPT)
             self._take_queue_pair(queue_pair)
@@ -461,18 +445,15 @@ class Connector(ConnectionLife):
             # Both at once: after Ctrl-C here, closing the connector lets the queue pair go.
             queue_pair.connector, self.queue_pair = self, queue_pair
 
-    def _check_parameters(
-        self,
-        operation: str,
-        private_data: bytes,
-        max_length: int,
-        inbound_read_limit: int | None,
-        outbound_read_limit: int | None,
-        retry: RetryPolicy | None,
+    def _parameters_of(
+        self, operation: str, private_data: bytes, inbound: int | None, outbound: int | None, retry: RetryPolicy | None
     ) -> ConnectionParameters:
+        """Check what connect() or accept() was given."""
         self._check()
+        info = self._adapter.info
         if retry is not None:
             self._adapter._require(Capability.RETRY_POLICY, operation)
-        limits = cap_read_limits(self._adapter.info, inbound_read_limit, outbound_read_limit)
+        limits = cap_read_limits(info, inbound, outbound)
+        max_length = info.max_caller_data if operation == "connect" else info.max_callee_data
         data = check_private_data(private_data, max_length, operation)
         return ConnectionParameters(data, limits, retry or RetryPolicy())

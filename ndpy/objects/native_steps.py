@@ -678,5 +678,5 @@ class XrcDomainSteps(abc.ABC):
         """Open the native domain."""
 
     @abc.abstractmethod
-    def _native_close(self, native: Any) -> None:
-        """Close it. Raises if the system refuses."""
+    def _native_close(self) -> None:
+        """Close it, unless that was done before. Raises if the system refuses, and then it is still open."""

@@ -6,7 +6,6 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from ndpy import errors
 from ndpy.objects.completion import PostedRequests, requests_of_nobody
 from ndpy.objects.completion_queue import CompletionQueue
 from ndpy.objects.native_steps import XrcDomainSteps
@@ -137,14 +136,7 @@ class XrcDomain(AdapterObject, XrcDomainSteps):
             raise busy(self, users)
 
     def _release(self) -> None:
-        # Ctrl-C may come after the domain has gone. Nobody may close it a second time.
-        native, self._native = self._native, None
-        try:
-            if native is not None:
-                self._native_close(native)
-        except errors.NdpyError:
-            self._native = native
-            raise
+        self._native_close()
         self._queue.close()
 
 

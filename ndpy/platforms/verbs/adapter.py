@@ -39,7 +39,7 @@ from ndpy.platforms.verbs.memory import (
     register_null,
 )
 from ndpy.platforms.verbs.monitor import Monitor
-from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, free_once, lib, load_for, text
+from ndpy.platforms.verbs.native_calls import check_pointer, ffi, free_once, lib, load_for, text
 from ndpy.platforms.verbs.queue_pair import VerbsQueuePair
 from ndpy.platforms.verbs.registering import RegistrationWorkers
 from ndpy.platforms.verbs.shared_receive_queue import VerbsSharedReceiveQueue
@@ -305,9 +305,7 @@ class VerbsAdapter(Adapter):
         if self._reserved is not None:
             reserved_page.release([self._reserved])
             self._reserved = None
-        if self._context is not None:
-            check("close adapter", lib.ibv_close_device(self._context))
-            self._context = None
+        free_once(self, "_context", "close adapter", lib.ibv_close_device)
 
     def _wait_for_background(self) -> None:
         for thread in list(self._background):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.objects.xrc import XrcDomain, XrcReceiveQueue, XrcReceiver, XrcSender
-from ndpy.platforms.verbs.native_calls import check, ffi, lib, new_pointer
+from ndpy.platforms.verbs.native_calls import ffi, free_once, lib, new_pointer
 from ndpy.platforms.verbs.queue_pair import VerbsQueuePair
 from ndpy.platforms.verbs.shared_receive_queue import VerbsSharedReceiveQueue
 
@@ -68,5 +68,5 @@ class VerbsXrcDomain(XrcDomain):
         finally:
             os.close(file)
 
-    def _native_close(self, native: Any) -> None:
-        check("close XRC domain", lib.ndpy_close_xrc_domain(native))
+    def _native_close(self) -> None:
+        free_once(self, "_native", "close XRC domain", lib.ndpy_close_xrc_domain)
