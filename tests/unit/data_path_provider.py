@@ -19,11 +19,12 @@ from ndpy.platforms.verbs.native_calls import ffi, lib
 
 SOURCE = Path(__file__).with_name("data_path_provider.c")
 
-# enum ibv_wr_opcode, ibv_send_flags, ibv_wc_opcode, ibv_wc_flags
+# enum ibv_wr_opcode, ibv_send_flags, ibv_wc_opcode, ibv_wc_status, ibv_wc_flags
 WR_WRITE, WR_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, WR_READ, WR_COMPARE_AND_SWAP, WR_FETCH_AND_ADD = range(7)
 WR_LOCAL_INV, WR_BIND_MW, WR_SEND_WITH_INV = 7, 8, 9
 FENCE, SIGNALED, SOLICITED, INLINE = 1, 2, 4, 8
 WC_SEND, WC_RECV = 0, 128
+PROTECTION, FLUSHED = 4, 5
 WC_GRH, WC_IP_CSUM_OK, WC_WITH_INV = 1, 4, 8
 
 NUMBER = 5

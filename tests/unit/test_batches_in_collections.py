@@ -4,41 +4,25 @@ code in the middle of a post."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from collecting import in_next_collection
 from data_path_provider import WC_GRH, WC_RECV
 from kit.helpers import HAS_GIL
-from test_lists_of_requests import Queue, Queues, Region, in_flight, receives, writes
+from posting_ends import Region, in_flight, receives, writes
 
 from ndpy import Batch, CompletionArray
 from ndpy.platforms.verbs.native_calls import ffi
 
 
-@pytest.fixture
-def queues(provider) -> Iterator[Queues]:
-    queues = Queues(provider)
-    yield queues
-    queues._detach()
-
-
-@pytest.fixture
-def queue(provider, queues) -> Iterator[Queue]:
-    queue = Queue(provider, queues)
-    yield queue
-    queue._detach()
-
-
 @pytest.mark.parametrize("looks", ["an item", "a column", "all items"])
-def test_an_array_shows_the_contexts_of_a_list_whose_memory_has_gone(provider, queues, queue, looks):
+def test_an_array_shows_the_contexts_of_a_list_whose_memory_has_gone(provider, queues, cq, looks):
     count, completions = 5, CompletionArray(8)
     batch = receives(Region(), count)
     queues.post(batch)
     sent = provider.call()
     for place, request in enumerate(sent):
         provider.complete_request(request, WC_RECV, nbytes=place, flags=WC_GRH)
-    assert queue.poll_into(completions) == count
+    assert cq.poll_into(completions) == count
     del batch
     queues._detach()
     # The memory of the list's slots, which closing the queue pair frees.
@@ -51,7 +35,7 @@ def test_an_array_shows_the_contexts_of_a_list_whose_memory_has_gone(provider, q
     assert [(each.context, each.nbytes) for each in completions] == [(100 + place, place) for place in range(count)]
 
 
-def test_a_column_that_changes_in_the_middle_of_a_post_is_seen_by_the_next_one(provider, queues, queue):
+def test_a_column_that_changes_in_the_middle_of_a_post_is_seen_by_the_next_one(provider, queues, cq):
     batch = writes(Region(), 2)
     column = batch.contexts
     column[1] = 7
@@ -62,12 +46,12 @@ def test_a_column_that_changes_in_the_middle_of_a_post_is_seen_by_the_next_one(p
     with in_next_collection(change):
         queues.post(batch)
     provider.complete_request(provider.call()[-1])
-    (first,) = queue.poll()
+    (first,) = cq.poll()
     assert first.context in (7, 8)
     column[1] = 8
     queues.post(batch)
     provider.complete_request(provider.call()[-1])
-    assert [completion.context for completion in queue.poll()] == [8]
+    assert [completion.context for completion in cq.poll()] == [8]
 
 
 @pytest.mark.parametrize("refill", [False, True], ids=["cleared", "filled again"])

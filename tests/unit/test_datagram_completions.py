@@ -8,8 +8,8 @@ import struct
 import weakref
 
 import pytest
-from data_path_provider import INLINE_SIZE, WC_GRH, WC_RECV, WC_SEND, WR_SEND, WR_SEND_WITH_IMM
-from test_lists_of_requests import FLUSHED, Queue, Queues, Region, in_flight
+from data_path_provider import FLUSHED, INLINE_SIZE, WC_GRH, WC_RECV, WC_SEND, WR_SEND, WR_SEND_WITH_IMM
+from posting_ends import Queue, Queues, Region, in_flight
 
 import ndpy
 from ndpy import Batch, CompletionArray, DatagramSource, Flags
@@ -57,13 +57,6 @@ def queues(provider):
     queues._detach()
 
 
-@pytest.fixture
-def queue(provider, queues):
-    queue = Queue(provider, queues)
-    yield queue
-    queue._detach()
-
-
 def arrive(provider, nbytes, flags=WC_GRH, key=0):
     """The last posted receive gets a datagram."""
     provider.complete(opcode=WC_RECV, nbytes=nbytes + HEADER, flags=flags, key=key)
@@ -79,14 +72,14 @@ def test_each_receive_has_an_element_for_its_header(provider, queues):
     assert (provider.sent.elements, provider.sent.address) == (1, queues.header(3))
 
 
-def test_a_completion_brings_its_header_and_its_own_context(provider, queues, queue):
+def test_a_completion_brings_its_header_and_its_own_context(provider, queues, cq):
     region = Region()
     for place in range(20):
         queues.receive(region[:8], context=100 + place)
         header = bytes([0x60, place, *range(38)])
         queues.fill(_index_of(provider, queues), header)
         arrive(provider, 5)
-        (completion,) = queue.poll()
+        (completion,) = cq.poll()
         assert (completion.context, completion.nbytes, completion.ok) == (100 + place, 5, True)
         assert completion.source.header == header
         assert in_flight(queues, 1) == 0
@@ -96,16 +89,16 @@ def _index_of(provider, queues):
     return (provider.sent.address - queues.base) // HEADER
 
 
-def test_a_datagram_without_a_header_says_so(provider, queues, queue):
+def test_a_datagram_without_a_header_says_so(provider, queues, cq):
     queues.receive(Region()[:8])
     arrive(provider, 8, flags=0)
-    (completion,) = queue.poll()
+    (completion,) = cq.poll()
     assert completion.source.header is None
     assert (completion.source.gid, completion.source.local_gid, completion.source.gid_type) == (None, None, "")
     assert (completion.source.traffic_class, completion.source.flow_label, completion.source.hop_limit) == (0, 0, 0)
 
 
-def test_a_header_outlives_the_next_receive_of_its_slot(provider, queues, queue):
+def test_a_header_outlives_the_next_receive_of_its_slot(provider, queues, cq):
     """The completion waits in the queue's own memory, while the slot is used again."""
     region = Region()
     for turn in range(3):
@@ -113,32 +106,32 @@ def test_a_header_outlives_the_next_receive_of_its_slot(provider, queues, queue)
         queues.fill(_index_of(provider, queues), bytes([turn]))
         arrive(provider, 1)
         assert lib.ndpy_drain(provider.cq) == 1
-    assert [(found.context, found.source.header[0]) for found in queue.poll()] == [(0, 0), (1, 1), (2, 2)]
+    assert [(found.context, found.source.header[0]) for found in cq.poll()] == [(0, 0), (1, 1), (2, 2)]
 
 
-def test_a_failed_receive_brings_nothing(provider, queues, queue):
+def test_a_failed_receive_brings_nothing(provider, queues, cq):
     queues.receive(Region()[:8], context=6)
     provider.complete(opcode=WC_RECV, status=FLUSHED)
-    (completion,) = queue.poll()
+    (completion,) = cq.poll()
     assert (completion.context, completion.status, completion.source) == (6, ndpy.Status.CANCELED, None)
 
 
-def test_an_array_keeps_the_sources(provider, queues, queue):
+def test_an_array_keeps_the_sources(provider, queues, cq):
     region, array = Region(), CompletionArray(4)
     for turn in range(2):
         for place in range(3):
             queues.receive(region[:8], context=place)
             queues.fill(_index_of(provider, queues), bytes([turn, place]))
             arrive(provider, place)
-        assert queue.poll_into(array) == 3
+        assert cq.poll_into(array) == 3
         assert list(array.contexts) == [0, 1, 2]
         assert list(array.nbytes) == [0, 1, 2]
         assert [completion.source.header[:2] for completion in array] == [bytes([turn, place]) for place in range(3)]
     provider.complete(opcode=WC_SEND)
-    queue.poll_into(array)
+    cq.poll_into(array)
 
 
-def test_ctrl_c_in_the_middle_loses_no_datagram(provider, queues, queue, monkeypatch):
+def test_ctrl_c_in_the_middle_loses_no_datagram(provider, queues, cq, monkeypatch):
     queues.receive(Region()[:8], context=7)
     queues.fill(0, b"here")
     arrive(provider, 4)
@@ -150,9 +143,9 @@ def test_ctrl_c_in_the_middle_loses_no_datagram(provider, queues, queue, monkeyp
 
     monkeypatch.setattr(Queue, "_collect_one", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        queue.poll()
+        cq.poll()
     monkeypatch.undo()
-    (completion,) = queue.poll()
+    (completion,) = cq.poll()
     assert (completion.context, completion.nbytes, completion.source.header[:4]) == (7, 4, b"here")
 
 
@@ -166,7 +159,7 @@ def test_what_nobody_takes_goes_with_the_queue(provider, queues):
     lib.ndpy_completion_queue_free(cq)
 
 
-def test_a_batch_of_receives_is_posted_one_by_one(provider, queues, queue):
+def test_a_batch_of_receives_is_posted_one_by_one(provider, queues, cq):
     region, batch = Region(), Batch(3)
     for place in range(3):
         batch.receive(region[place : place + 8], context=place)
@@ -176,7 +169,7 @@ def test_a_batch_of_receives_is_posted_one_by_one(provider, queues, queue):
     assert in_flight(queues, 1) == 6
 
 
-def test_a_batch_names_destinations(provider, queues, queue):
+def test_a_batch_names_destinations(provider, queues, cq):
     region, batch = Region(), Batch(2)
     there = Handle()
     batch.send_to(region[:4], there)
@@ -185,11 +178,11 @@ def test_a_batch_names_destinations(provider, queues, queue):
     first, second = provider.call()
     assert (first.opcode, second.opcode) == (WR_SEND, WR_SEND_WITH_IMM)
     provider.complete()
-    (completion,) = queue.poll()
+    (completion,) = cq.poll()
     assert (completion.context, completion.operation, completion.source) == (9, ndpy.Operation.SEND, None)
 
 
-def test_a_posted_batch_keeps_its_destinations(provider, queues, queue):
+def test_a_posted_batch_keeps_its_destinations(provider, queues, cq):
     region, batch, there = Region(), Batch(1), Handle()
     alive = weakref.ref(there)
     batch.send_to(region[:4], there)
@@ -199,7 +192,7 @@ def test_a_posted_batch_keeps_its_destinations(provider, queues, queue):
     gc.collect()
     assert alive() is not None
     provider.complete()
-    queue.poll()
+    cq.poll()
     del batch
     gc.collect()
     queues.post(_another(region))
@@ -213,14 +206,14 @@ def _another(region):
     return batch
 
 
-def test_a_single_send_keeps_its_destination(provider, queues, queue):
+def test_a_single_send_keeps_its_destination(provider, queues, cq):
     there = Handle()
     alive = weakref.ref(there)
     queues._post_many(lib.NDPY_SEND_TO, Region()[:4], 3, 0, None, (0, *there._words), there)
     del there
     assert alive() is not None
     provider.complete()
-    assert [completion.context for completion in queue.poll()] == [3]
+    assert [completion.context for completion in cq.poll()] == [3]
     assert alive() is None
 
 

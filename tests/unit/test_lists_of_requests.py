@@ -1,145 +1,30 @@
-"""Batches and arrays of completions over a provider that the test plays itself."""
+"""Batches over a provider that the test plays itself."""
 
 from __future__ import annotations
 
 import array
 import ctypes
 import gc
-import sys
 import weakref
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from data_path_provider import (
-    CONTEXT,
-    DEPTH,
-    INLINE_SIZE,
+    FLUSHED,
     MAX_LENGTH,
-    NUMBER,
     OFFERED,
+    PROTECTION,
     SIGNALED,
-    WC_GRH,
     WC_RECV,
-    WC_SEND,
-    WC_WITH_INV,
     WR_READ,
     WR_SEND,
     WR_WRITE,
-    Provider,
     Sent,
 )
+from posting_ends import REMOTE, Queues, Region, in_flight, receives, writes
 
 import ndpy
-from ndpy import Batch, CompletionArray, Flags, Status, _core
-from ndpy.objects.work_queues import QueuePairLimits, WorkQueues
-from ndpy.platforms.verbs.native_calls import ffi, lib
-from ndpy.vocabulary.queue_pair_attributes import QueuePairType
-
-FLUSHED, PROTECTION = 5, 4
-
-
-ADAPTER: Any = SimpleNamespace(info=SimpleNamespace(max_transfer_length=MAX_LENGTH))
-
-
-class Region(_core.MemoryRegion):
-    """A region of an adapter that does not exist."""
-
-    def __init__(self, length: int = 4096, token: int = 3, writable: bool = True) -> None:
-        self._adapter = ADAPTER
-        self._defunct = None
-        self._writable = writable
-        self.address = 0x10000
-        self.length = length
-        self.local_token = token
-
-
-class Queues(WorkQueues):
-    """The posting half of a queue pair, without the adapter and the connection."""
-
-    _lib = lib
-    _ffi = ffi
-
-    def __init__(self, native: Provider, connection: int = lib.NDPY_CONNECTED, depth: int = DEPTH) -> None:
-        self._lock = _core.Lock()
-        self._singly = None
-        self.type = QueuePairType.RC
-        self._defunct = None
-        self._adapter = ADAPTER
-        self.srq = None
-        self.limits = QueuePairLimits(depth + 1, depth, 2, 3, INLINE_SIZE)
-        self.late: list[int] = []
-        self._begin_posting(native.queue_pair(depth, connection))
-
-    def _cancel_late_request(self, operation: int) -> None:
-        self.late.append(operation)
-
-    def _native_refusal(self, operation: str, number: int) -> ndpy.NdpyError:
-        return ndpy.errors.from_errno(operation, number)
-
-    def _require_same_adapter(self, other: Any, what: str) -> None:
-        if other._adapter is not self._adapter:
-            raise ndpy.ForeignObjectError(what)
-
-    def _release(self) -> None:
-        pass
-
-
-class Queue(_core.CompletionQueue):
-    """The taking half of a completion queue."""
-
-    def __init__(self, native: Provider, queues: Queues) -> None:
-        self._lock = _core.Lock()
-        self.depth = 256
-        self.failed: list[Any] = []
-        self._posted_requests[NUMBER] = queues._posted_requests
-        self._attach(int(ffi.cast("uintptr_t", lib.ndpy_provider_table())), int(ffi.cast("uintptr_t", native.cq)))
-
-    def _collect_one(self, entry: tuple[int, ...], failed: list[Any]) -> Any:
-        posted = self._posted_requests[entry[6]]
-        _, record = posted.retire(entry)
-        self.failed.append(record)
-        return None if entry[9] & 1 else _core.Completion(entry, posted)
-
-    def _tell_of_news(self, failed: list[Any]) -> None:
-        pass
-
-
-@pytest.fixture
-def queues(provider: Provider) -> Iterator[Queues]:
-    queues = Queues(provider)
-    yield queues
-    queues._detach()
-
-
-@pytest.fixture
-def queue(provider: Provider, queues: Queues) -> Iterator[Queue]:
-    queue = Queue(provider, queues)
-    yield queue
-    queue._detach()
-
-
-REMOTE = ndpy.RemoteMemory(0x90000, 100, 9)
-
-
-def writes(region: Region, count: int, **options: Any) -> Batch:
-    batch = Batch(count, **options)
-    for place in range(count):
-        batch.write(region[place : place + 8], REMOTE[place : place + 8], context=100 + place)
-    return batch
-
-
-def receives(region: Region, count: int) -> Batch:
-    batch = Batch(count)
-    for place in range(count):
-        batch.receive(region[place : place + 8], context=100 + place)
-    return batch
-
-
-def in_flight(queues: Queues, receive: int = 0) -> int:
-    return int(lib.ndpy_queue_pair_in_flight(queues._rings, receive))
-
+from ndpy import Batch, Flags, Status
+from ndpy.platforms.verbs.native_calls import lib
 
 # ---- posting ----
 
@@ -174,7 +59,7 @@ def test_with_signal_all_each_request_has_its_own_flags(provider, queues):
     assert [bool(sent.flags & SIGNALED) for sent in provider.call()] == [True, False, True]
 
 
-def test_silent_requests_alone_retire_in_the_end(provider, queues, queue):
+def test_silent_requests_alone_retire_in_the_end(provider, queues, cq):
     batch = Batch(2, signal_all=True)
     for _ in range(2):
         batch.send(Region()[:4], flags=Flags.SILENT_SUCCESS)
@@ -183,12 +68,12 @@ def test_silent_requests_alone_retire_in_the_end(provider, queues, queue):
         for sent in provider.call():
             if sent.flags & SIGNALED:
                 provider.complete_request(sent)
-        assert queue.poll() == []
+        assert cq.poll() == []
     assert in_flight(queues) == 0
     assert len(queues._posted_requests.initiator) == 0
 
 
-def test_a_completion_retires_the_whole_batch(provider, queues, queue):
+def test_a_completion_retires_the_whole_batch(provider, queues, cq):
     region = Region()
     gone = weakref.ref(region)
     queues.post(writes(region, 3))
@@ -196,25 +81,25 @@ def test_a_completion_retires_the_whole_batch(provider, queues, queue):
     gc.collect()
     assert gone() is not None
     provider.complete_request(provider.call()[-1])
-    (completion,) = queue.poll()
+    (completion,) = cq.poll()
     assert (completion.context, completion.nbytes, completion.status) == (102, 8, Status.SUCCESS)
     assert in_flight(queues) == 0
     gc.collect()
     assert gone() is None
 
 
-def test_a_batch_that_is_posted_again_and_again_is_prepared_once(provider, queues, queue):
+def test_a_batch_that_is_posted_again_and_again_is_prepared_once(provider, queues, cq):
     batch = writes(Region(), 2)
     identities = set()
     for _ in range(40):
         queues.post(batch)
         identities.update(sent.id for sent in provider.call())
         provider.complete_request(provider.call()[-1])
-        assert len(queue.poll()) == 1
+        assert len(cq.poll()) == 1
     assert len(identities) == 2
 
 
-def test_postings_of_one_batch_that_overlap_end_one_after_the_other(provider, queues, queue):
+def test_postings_of_one_batch_that_overlap_end_one_after_the_other(provider, queues, cq):
     batch = writes(Region(), 2)
     for round in range(30):
         for _ in range(3):
@@ -222,12 +107,12 @@ def test_postings_of_one_batch_that_overlap_end_one_after_the_other(provider, qu
         assert in_flight(queues) == 6, round
         for left in (4, 2, 0):
             provider.complete_request(provider.call()[-1])
-            assert [completion.context for completion in queue.poll()] == [101]
+            assert [completion.context for completion in cq.poll()] == [101]
             assert in_flight(queues) == left
     assert len(queues._posted_requests.initiator) == 0
 
 
-def test_plain_requests_between_batches_keep_their_places(provider, queues, queue):
+def test_plain_requests_between_batches_keep_their_places(provider, queues, cq):
     region = Region()
     batch = writes(region, 2)
     for _ in range(30):
@@ -238,27 +123,27 @@ def test_plain_requests_between_batches_keep_their_places(provider, queues, queu
         queues.send(region[:4], context=2)
         for sent in (plain, listed[-1], provider.call()[0]):
             provider.complete_request(sent)
-        assert [completion.context for completion in queue.poll()] == [1, 101, 2]
+        assert [completion.context for completion in cq.poll()] == [1, 101, 2]
         assert in_flight(queues) == 0
 
 
-def test_a_failed_request_in_the_middle_is_reported_with_its_own_context(provider, queues, queue):
+def test_a_failed_request_in_the_middle_is_reported_with_its_own_context(provider, queues, cq):
     region = Region()
     queues.post(writes(region, 3))
     _, second, third = provider.call()
     provider.complete_request(second, status=PROTECTION)
     provider.complete_request(third, status=FLUSHED)
-    completions = queue.poll()
+    completions = cq.poll()
     assert [(completion.context, completion.status) for completion in completions] == [
         (101, Status.ACCESS_VIOLATION),
         (102, Status.CANCELED),
     ]
     # The records that _collect_one() saw are those of the failed requests.
-    assert [record.address - 0x10000 for record in queue.failed] == [1, 2]
+    assert [record.address - 0x10000 for record in cq.failed] == [1, 2]
     assert in_flight(queues) == 0
 
 
-def test_a_batch_that_does_not_fit_posts_nothing(provider, queues, queue):
+def test_a_batch_that_does_not_fit_posts_nothing(provider, queues, cq):
     batch = writes(Region(), 5)
     queues.post(batch)
     with pytest.raises(ndpy.QueueFullError, match="all 8 slots of the initiator queue"):
@@ -266,13 +151,13 @@ def test_a_batch_that_does_not_fit_posts_nothing(provider, queues, queue):
     assert in_flight(queues) == 5
     assert len(queues._posted_requests.initiator) == 5
     provider.complete_request(provider.call()[-1])
-    queue.poll()
+    cq.poll()
     queues.post(batch)
     with pytest.raises(ndpy.LimitExceededError, match="9 requests of the batch are more than the 8 slots"):
         queues.post(writes(Region(), 9))
 
 
-def test_a_refusal_in_the_middle_says_how_many_were_posted(provider, queues, queue):
+def test_a_refusal_in_the_middle_says_how_many_were_posted(provider, queues, cq):
     provider.set(refused_place=2)
     with pytest.raises(ndpy.ProviderError, match="request 2 of the batch; the 2 before it were posted"):
         queues.post(writes(Region(), 4))
@@ -284,11 +169,11 @@ def test_a_refusal_in_the_middle_says_how_many_were_posted(provider, queues, que
     queues.send(Region()[:4], context=5)
     provider.complete_request(provider.call()[0])
     provider.complete_request(refused[1])
-    assert [completion.context for completion in queue.poll()] == [5]
+    assert [completion.context for completion in cq.poll()] == [5]
     assert in_flight(queues) == 0
 
 
-def test_a_refused_list_is_never_used_for_another(provider, queues, queue):
+def test_a_refused_list_is_never_used_for_another(provider, queues, cq):
     """The provider may complete what it has refused, also when all that it took has ended and the batch is gone."""
     provider.set(refused_place=1)
     with pytest.raises(ndpy.ProviderError):
@@ -297,7 +182,7 @@ def test_a_refused_list_is_never_used_for_another(provider, queues, queue):
     (refused,) = provider.call()
     queues.send(Region()[:4], context=5)
     provider.complete()
-    assert [completion.context for completion in queue.poll()] == [5]
+    assert [completion.context for completion in cq.poll()] == [5]
     assert in_flight(queues) == 0
     for _ in range(3):
         gc.collect()
@@ -305,55 +190,28 @@ def test_a_refused_list_is_never_used_for_another(provider, queues, queue):
         used = provider.call()
         assert refused.id not in {sent.id for sent in used}
         provider.complete_request(used[-1])
-        assert len(queue.poll()) == 1
+        assert len(cq.poll()) == 1
 
 
-def test_the_rest_of_a_batch_is_posted_singly_when_siw_ends_a_connection(provider, queues, queue):
+def test_the_rest_of_a_batch_is_posted_singly_when_siw_ends_a_connection(provider, queues, cq):
     lib.ndpy_queue_pair_work_around_siw(queues._rings)
     provider.set(refused_place=0)
     queues.post(writes(Region(), 3, signal_all=True))
     assert in_flight(queues) == 3
     provider.set(refused_place=-1)
     assert lib.ndpy_cancel_rest(queues._rings, 0, provider.cq) == 3
-    assert [completion.context for completion in queue.poll()] == [100, 101, 102]
+    assert [completion.context for completion in cq.poll()] == [100, 101, 102]
 
 
-def test_what_is_left_of_a_batch_is_cancelled(provider, queues, queue):
+def test_what_is_left_of_a_batch_is_cancelled(provider, queues, cq):
     region = Region()
     queues.send(region[:4], context=1)
     queues.post(writes(region, 3))
     queues.send(region[:4], context=2)
     assert lib.ndpy_cancel_rest(queues._rings, 0, provider.cq) == 5
-    assert [completion.context for completion in queue.poll()] == [1, 102, 2]
+    assert [completion.context for completion in cq.poll()] == [1, 102, 2]
     assert in_flight(queues) == 0
     assert len(queues._posted_requests.initiator) == 0
-
-
-def test_a_batch_needs_a_connection(provider):
-    queues = Queues(provider, lib.NDPY_NEVER_CONNECTED)
-    with pytest.raises(ndpy.NotConnectedError, match="request 0 of the batch"):
-        queues.post(writes(Region(), 2))
-    queues.post(receives(Region(), 2))
-    queues._detach()
-
-
-def test_a_batch_after_the_end_of_the_connection_is_cancelled(provider, queues):
-    queues._ended = True
-    queues.post(writes(Region(), 2))
-    assert queues.late == [lib.NDPY_WRITE]
-
-
-def test_a_region_that_cannot_be_used_refuses_the_batch(provider, queues):
-    region, other = Region(), Region()
-    batch = writes(region, 2)
-    other._adapter = 5
-    batch.clear()
-    batch.write(region[:4], REMOTE)
-    batch.write(other[:4], REMOTE)
-    with pytest.raises(ndpy.ForeignObjectError):
-        queues.post(batch)
-    assert not queues._lock.locked()
-    assert in_flight(queues) == 0
 
 
 @pytest.mark.parametrize(
@@ -443,7 +301,7 @@ def test_a_batch_that_was_cleared_can_be_filled_again(provider, queues):
 
 
 @pytest.mark.parametrize("first", ["the batch", "the queue pair"])
-def test_a_batch_and_what_was_posted_of_it_may_end_in_any_order(provider, queues, queue, first):
+def test_a_batch_and_what_was_posted_of_it_may_end_in_any_order(provider, queues, cq, first):
     """Each keeps the memory that it may still need, and no longer."""
     region = Region()
     kept = weakref.ref(region)
@@ -455,7 +313,7 @@ def test_a_batch_and_what_was_posted_of_it_may_end_in_any_order(provider, queues
         gc.collect()
         assert kept() is not None
         provider.complete_request(provider.call()[-1])
-        assert [completion.context for completion in queue.poll()] == [101]
+        assert [completion.context for completion in cq.poll()] == [101]
         gc.collect()
         assert kept() is None
         return
@@ -504,7 +362,7 @@ def test_a_batch_forgets_queue_pairs_that_were_closed(provider):
     assert posted_lists() == before
 
 
-def test_a_queue_pair_forgets_batches_that_were_dropped(provider, queues, queue):
+def test_a_queue_pair_forgets_batches_that_were_dropped(provider, queues, cq):
     def references() -> int:
         gc.collect()
         return sum(type(each) is weakref.ref for each in gc.get_objects())
@@ -513,7 +371,7 @@ def test_a_queue_pair_forgets_batches_that_were_dropped(provider, queues, queue)
     for turn in range(50):
         queues.receive_many([Region()[:8]])
         provider.complete_request(provider.call()[0], WC_RECV)
-        assert len(queue.poll()) == 1
+        assert len(cq.poll()) == 1
         if turn == 5:
             before = references()
     assert references() <= before
@@ -543,7 +401,7 @@ def test_columns_show_and_change_the_requests(provider, queues):
 def test_a_change_between_two_posts_is_seen_and_leaves_the_posted_requests_alone(
     provider,
     queues,
-    queue,
+    cq,
 ):
     batch = writes(Region(), 1)
     column = batch.contexts
@@ -551,7 +409,7 @@ def test_a_change_between_two_posts_is_seen_and_leaves_the_posted_requests_alone
         column[0] = context
         queues.post(batch)
         provider.complete_request(provider.call()[0])
-    assert [completion.context for completion in queue.poll()] == [5, 6, 6, 7]
+    assert [completion.context for completion in cq.poll()] == [5, 6, 6, 7]
 
 
 @pytest.mark.parametrize(
@@ -653,12 +511,12 @@ def test_numpy_arrays_are_columns(provider, queues, kind):
 # ---- receives ----
 
 
-def test_receives_are_posted_in_one_call(provider, queues, queue):
+def test_receives_are_posted_in_one_call(provider, queues, cq):
     queues.receive_many([Region()[:8], [Region()[:4], Region()[4:8]]], contexts=[5, 6])
     assert [sent.elements for sent in provider.call()] == [1, 2]
     for sent in provider.call():
         provider.complete_request(sent, WC_RECV, nbytes=3)
-    assert [(completion.context, completion.nbytes) for completion in queue.poll()] == [(5, 3), (6, 3)]
+    assert [(completion.context, completion.nbytes) for completion in cq.poll()] == [(5, 3), (6, 3)]
     queues.receive_many([])
     assert in_flight(queues, 1) == 0
 
@@ -669,222 +527,3 @@ def test_a_queue_pair_with_a_shared_queue_takes_no_batch_of_receives(queues):
     with pytest.raises(ndpy.UnsupportedError, match="shared receive queue"):
         queues.post(receives(Region(), 1))
     queues.srq = None
-
-
-# ---- arrays of completions ----
-
-
-def test_an_array_shows_what_was_polled(provider, queues, queue):
-    completions = CompletionArray(4)
-    queues.send(Region()[:4], context=CONTEXT)
-    provider.complete(WC_SEND)
-    queues.send(Region()[:5], context=2)
-    provider.complete(WC_SEND, PROTECTION)
-    assert queue.poll_into(completions) == len(completions) == 2
-    assert list(completions.contexts) == [CONTEXT, 2]
-    assert list(completions.nbytes) == [4, 0]
-    assert list(completions.statuses) == [Status.SUCCESS, Status.ACCESS_VIOLATION]
-    assert list(completions.operations) == [lib.NDPY_SEND] * 2
-    assert list(completions.native_statuses) == [0, PROTECTION]
-    assert not completions.all_ok
-    assert [completion.context for completion in completions] == [CONTEXT, 2]
-    assert completions[0].queue_pair is queues
-    with pytest.raises(IndexError):
-        completions[2]
-    assert queue.poll_into(completions) == len(completions) == 0
-    assert completions.all_ok
-    completions.raise_for_status()
-    with pytest.raises(IndexError):
-        completions[0]
-
-
-def receive_into(provider: Provider, queues: Queues, queue: Queue, completions: CompletionArray, batch: Batch) -> int:
-    queues.post(batch)
-    for place, sent in enumerate(provider.call()):
-        # As rxe does.
-        provider.complete_request(sent, WC_RECV, nbytes=place, flags=WC_GRH)
-    return queue.poll_into(completions)
-
-
-@pytest.mark.parametrize("look_before", [False, True])
-def test_the_receives_of_a_batch_are_the_arrays_own(provider, queues, queue, look_before):
-    completions, batch = CompletionArray(8), receives(Region(), 5)
-    if look_before:
-        _ = completions.contexts
-    for _ in range(10):
-        assert receive_into(provider, queues, queue, completions, batch) == 5
-        assert completions.all_ok
-        assert in_flight(queues, 1) == 0
-        # What comes later does not change them.
-        batch.clear()
-        for place in range(5):
-            batch.receive(Region()[:4], context=50 + place)
-        queues.post(batch)
-        posted = provider.call()
-        gc.collect()
-        assert list(completions.contexts) in ([100, 101, 102, 103, 104], [50, 51, 52, 53, 54])
-        assert list(completions.nbytes) == [0, 1, 2, 3, 4]
-        assert [completion.queue_pair for completion in completions] == [queues] * 5
-        for sent in posted:
-            provider.complete_request(sent, WC_RECV)
-        assert queue.poll_into(completions) == 5
-        assert [completion.context for completion in completions] == [50, 51, 52, 53, 54]
-    assert queue._taken == 100
-
-
-def test_the_receives_of_a_batch_are_retired_together(provider, queues, queue):
-    completions = CompletionArray(8)
-    for expected in (3, 2):
-        receive_into(provider, queues, queue, completions, receives(Region(), expected))
-        retired = []
-        queue._collect_one = retired.append
-        assert len(queues._posted_requests.receive) == 0
-        assert completions.all_ok
-        assert not retired
-
-
-def test_completions_outlive_their_list(provider, queues, queue):
-    completions = CompletionArray(8)
-    receive_into(provider, queues, queue, completions, receives(Region(), 3))
-    gc.collect()
-    # New lists would take the place of the former one.
-    for _ in range(3):
-        receive_into(provider, queues, queue, CompletionArray(8), receives(Region(), 2))
-    assert [completion.context for completion in completions] == [100, 101, 102]
-
-
-def test_a_held_column_is_brought_up_to_date(provider, queues, queue):
-    completions, batch = CompletionArray(3), receives(Region(), 3)
-    receive_into(provider, queues, queue, completions, batch)
-    column = completions.nbytes
-    queues.post(batch)
-    for sent in provider.call():
-        provider.complete_request(sent, WC_RECV, nbytes=77)
-    queue.poll_into(completions)
-    assert list(column) == [77, 77, 77]
-
-
-def test_part_of_a_batch_may_come_at_a_time(provider, queues, queue):
-    completions, batch = CompletionArray(2), receives(Region(), 5)
-    assert receive_into(provider, queues, queue, completions, batch) == 2
-    assert [completion.context for completion in completions] == [100, 101]
-    assert in_flight(queues, 1) == 3
-    assert queue.poll_into(completions) == 2
-    assert list(completions.contexts) == [102, 103]
-    assert queue.poll_into(completions) == 1
-    assert list(completions.contexts) == [104]
-    assert in_flight(queues, 1) == 0
-    assert len(queues._posted_requests.receive) == 0
-
-
-@pytest.mark.parametrize("place", [0, 2, 4])
-@pytest.mark.parametrize("what", ["failed", "invalidated"])
-def test_an_array_with_one_special_receive_is_looked_at(provider, queues, queue, place, what):
-    completions = CompletionArray(8)
-    queues.post(receives(Region(), 5))
-    for number, sent in enumerate(provider.call()):
-        special = number == place
-        provider.complete_request(
-            sent,
-            WC_RECV,
-            status=PROTECTION if special and what == "failed" else 0,
-            flags=WC_WITH_INV if special and what == "invalidated" else 0,
-            key=9,
-        )
-    assert queue.poll_into(completions) == 5
-    assert list(completions.contexts) == [100, 101, 102, 103, 104]
-    # It went through _collect_one().
-    assert len(queue.failed) == 1
-    assert completions.all_ok == (what == "invalidated")
-    assert in_flight(queues, 1) == 0
-
-
-def test_receives_of_two_postings_of_one_batch_are_told_apart(provider, queues, queue):
-    completions, batch = CompletionArray(3), receives(Region(), 4)
-    queues.post(batch)
-    first = provider.call()
-    queues.post(batch)
-    for sent in first + provider.call():
-        provider.complete_request(sent, WC_RECV)
-    contexts = []
-    for left in (5, 2, 0):
-        queue.poll_into(completions)
-        contexts += list(completions.contexts)
-        assert in_flight(queues, 1) == left
-    assert contexts == [100, 101, 102, 103] * 2
-
-
-def test_sends_between_the_receives_are_not_lost(provider, queues, queue):
-    completions = CompletionArray(8)
-    queues.post(receives(Region(), 3))
-    listed = provider.call()
-    queues.send(Region()[:4], context=1)
-    for sent in (listed[0], provider.call()[0], *listed[1:]):
-        provider.complete_request(sent, WC_SEND if sent.id == provider.sent.id else WC_RECV)
-    assert queue.poll_into(completions) == 4
-    assert list(completions.contexts) == [100, 1, 101, 102]
-
-
-def test_internal_completions_are_left_out(provider, queues, queue):
-    completions = CompletionArray(8)
-    for _ in range(4):
-        queues.send(Region()[:4], flags=Flags.SILENT_SUCCESS)
-        if provider.call()[0].flags & SIGNALED:
-            provider.complete(WC_SEND)
-    queues.send(Region()[:4], context=3)
-    provider.complete(WC_SEND)
-    assert queue.poll_into(completions) == 1
-    assert completions[0].context == 3
-
-
-def test_completions_after_an_exception_come_with_the_next_poll(provider, queues, queue):
-    completions = CompletionArray(8)
-    for context in range(3):
-        queues.send(Region()[:4], context=context)
-        provider.complete(WC_SEND, PROTECTION if context == 1 else 0)
-
-    def interrupt(entry, failed):
-        raise KeyboardInterrupt
-
-    queue._collect_one = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        queue.poll_into(completions)
-    assert len(completions) == 0
-    assert not queue._lock.locked()
-    assert queue.poll_into(completions) == 3
-    assert list(completions.contexts) == [0, 1, 2]
-
-
-def test_an_array_is_used_by_one_poll_at_a_time(provider, queues, queue):
-    completions = CompletionArray(8)
-    queues.send(Region()[:4])
-    provider.complete(WC_SEND, PROTECTION)
-    seen = []
-
-    def poll_again(entry, failed):
-        other = Queue(provider, queues)
-        with pytest.raises(RuntimeError, match="another thread polls into this array"):
-            other.poll_into(completions)
-        seen.append(other)
-
-    queue._collect_one = poll_again
-    queue.poll_into(completions)
-    assert seen
-
-
-def test_wrong_arrays_are_refused(queue):
-    for capacity in (0, -1, 1 << 21):
-        with pytest.raises(ValueError, match="an array holds"):
-            CompletionArray(capacity)
-    with pytest.raises(TypeError, match="takes a CompletionArray"):
-        queue.poll_into([])
-
-
-def test_an_array_does_not_grow_while_it_is_used(provider, queues, queue):
-    completions, batch = CompletionArray(8), receives(Region(), 5)
-    receive_into(provider, queues, queue, completions, batch)
-    counts = sys.getrefcount(queues._posted_requests)
-    for _ in range(50):
-        receive_into(provider, queues, queue, completions, batch)
-        assert completions[4].context == 104
-    assert sys.getrefcount(queues._posted_requests) <= counts + 5

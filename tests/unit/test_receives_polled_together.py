@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from data_path_provider import NUMBER, WC_GRH, WC_RECV, WC_SEND, WC_WITH_INV, Provider
-from test_lists_of_requests import PROTECTION, Queue, Queues, Region, in_flight, receives
+from data_path_provider import NUMBER, PROTECTION, WC_GRH, WC_RECV, WC_SEND, WC_WITH_INV, Provider
+from posting_ends import Queue, Queues, Region, in_flight, receives
 
 from ndpy import CompletionArray
 from ndpy.platforms.verbs.native_calls import ffi, lib
