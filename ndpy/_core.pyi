@@ -182,9 +182,11 @@ class RLock(Uncopied):
     @property
     def _waiters(self) -> int: ...
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """As that of threading.RLock."""
+        """As that of threading.Lock."""
     def release(self) -> None:
-        """As that of threading.RLock."""
+        """As that of threading.Lock."""
+    def locked(self) -> bool:
+        """As that of threading.Lock."""
     def __enter__(self) -> bool: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /

@@ -8,7 +8,6 @@
 #include "calls.h"
 
 PyTypeObject *batch_type;
-PyObject *range_error;
 
 /* ---- filling ---- */
 
@@ -375,12 +374,6 @@ static PyType_Spec batch_spec = {"ndpy._core.Batch", sizeof(Batch), 0, Py_TPFLAG
 
 int add_batches(PyObject *module)
 {
-    PyObject *errors = PyImport_ImportModule("ndpy.errors");
-
-    if (!errors)
-        return -1;
-    range_error = PyObject_GetAttrString(errors, "ElementRangeError");
-    Py_DECREF(errors);
     batch_type = add_type(module, &batch_spec);
-    return range_error && batch_type ? add_batch_lists(module) : -1;
+    return batch_type ? add_batch_lists(module) : -1;
 }

@@ -50,7 +50,6 @@ int add_batch_lists(PyObject *module);
 /* ---- batch_columns.c ---- */
 
 extern PyGetSetDef batch_columns[];
-extern PyObject *range_error;
 
 /* Returns 0, or -1 with an error. */
 int batch_make_column(Batch *batch, int which, size_t length);

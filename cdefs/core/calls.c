@@ -275,12 +275,7 @@ static PyMethodDef functions[] = {
 
 int add_calls(PyObject *module)
 {
-    PyObject *names = PyImport_ImportModule("ndpy.vocabulary.flags");
-
-    if (!names)
-        return -1;
-    flush_kind = PyObject_GetAttrString(names, "FlushKind");
-    Py_DECREF(names);
+    flush_kind = imported("ndpy.vocabulary.flags", "FlushKind");
     context_name = interned("context");
     flags_name = interned("flags");
     if (!flush_kind || !context_name || !flags_name)

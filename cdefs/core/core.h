@@ -40,6 +40,8 @@ PyTypeObject *add_value_type(PyObject *module, PyType_Spec *spec);
 int sort_arguments(const char *function, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords,
                    PyObject *const *names, int positional, int count, PyObject **out);
 PyObject *interned(const char *name);
+/* What a module has under a name. Returns NULL with an error. */
+PyObject *imported(const char *module, const char *name);
 
 /* Whether an object is of a type or of a subtype. usual: a type that was one, or NULL; its reference is never given
  * back. */
@@ -105,6 +107,8 @@ typedef struct Remote {
 } Remote;
 
 extern PyTypeObject *element_type, *remote_type;
+/* ndpy.errors.ElementRangeError. */
+extern PyObject *range_error;
 
 /* Makes an element. Returns NULL with an error. */
 PyObject *element_new(PyObject *region, unsigned long long address, unsigned long long length,
@@ -177,7 +181,7 @@ enum life { NEW, OPEN, CLOSING, CLOSED, INHERITED };
     PyObject *SHARED owner;    \
     SHARED char life;          \
     struct link link;          \
-    RLock *lifetime;           \
+    Lock *lifetime;            \
     unsigned long long serial; \
     WEAK
 

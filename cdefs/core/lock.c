@@ -5,7 +5,6 @@
    once more after another one has come. */
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "core.h"
 
@@ -128,10 +127,20 @@ static int gate_sleep(struct waiter *waiter, double *seconds)
 
 /* ---- Lock ---- */
 
-/* As rlock_acquire(). A thread that has the lock would wait for ever: that is an error. */
+/* Takes an RLock once more, if this thread has it. Returns whether. */
+static int take_again(Lock *lock)
+{
+    if (!lock->is_recursive || !lock_is_own(lock))
+        return 0;
+    lock->again++;
+    return 1;
+}
+
+/* Takes the lock. seconds: how long to wait; less than 0 for ever. Returns 1 with the lock, 0 at the deadline, or -1
+   with an error: out of memory, a signal handler raised, or a thread would wait for itself for ever. */
 static int lock_acquire(Lock *lock, double seconds)
 {
-    while (!lock_take(lock)) {
+    while (!take_again(lock) && !lock_take(lock)) {
         struct waiter *waiter;
         int taken, outcome;
 
@@ -208,11 +217,14 @@ static PyObject *lock_acquire_method(PyObject *self, PyObject *arguments, PyObje
 
 static PyObject *lock_release(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    if (!lock_is_held((Lock *)self)) {
-        PyErr_SetString(PyExc_RuntimeError, "release of a lock that nobody holds");
+    Lock *lock = (Lock *)self;
+
+    if (lock->is_recursive ? !lock_is_own(lock) : !lock_is_held(lock)) {
+        PyErr_Format(PyExc_RuntimeError, "release of a lock that %s",
+                     lock->is_recursive ? "this thread does not hold" : "nobody holds");
         return NULL;
     }
-    lock_leave((Lock *)self);
+    rlock_leave(lock);
     Py_RETURN_NONE;
 }
 
@@ -261,13 +273,12 @@ static PyType_Spec lock_spec = {"ndpy._core.Lock", sizeof(Lock), 0, Py_TPFLAGS_D
 
 /* ---- RLock ---- */
 
-RLock *rlock_new(void)
+Lock *rlock_new(void)
 {
-    RLock *lock = PyObject_New(RLock, rlock_type);
+    Lock *lock = (Lock *)PyType_GenericAlloc(rlock_type, 0);
 
-    if (!lock)
-        return NULL;
-    memset((char *)lock + sizeof(PyObject), 0, sizeof *lock - sizeof(PyObject));
+    if (lock)
+        lock->is_recursive = 1;
     return lock;
 }
 
@@ -277,118 +288,22 @@ static PyObject *rlock_make(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(a
     return (PyObject *)rlock_new();
 }
 
-static void rlock_dealloc(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-
-    PyObject_Free(self);
-    Py_DECREF(type);
-}
-
-int rlock_acquire(RLock *lock, double seconds)
-{
-    while (!rlock_take(lock)) {
-        struct waiter *waiter;
-        int taken, outcome;
-
-        if (seconds == 0)
-            return 0;
-        waiter = gate_enter(&lock->gate, PyThread_get_thread_ident());
-        if (!waiter)
-            return -1;
-        taken = rlock_take(lock);
-        outcome = taken ? 0 : gate_sleep(waiter, &seconds);
-        taken |= gate_exit(&lock->gate, waiter);
-        if (taken && outcome >= 0)
-            return 1;
-        if (taken)
-            rlock_leave(lock);
-        if (outcome < 0 || (outcome == INTERRUPTED && Py_MakePendingCalls() < 0))
-            return -1;
-    }
-    return 1;
-}
-
-void rlock_hand_over(RLock *lock)
-{
-    struct waiter *waiter;
-
-    mutex_lock(&lock->gate.mutex);
-    waiter = gate_first(&lock->gate);
-    lock->count = waiter != NULL;
-    lock->owner = waiter ? (unsigned long)waiter->thread : 0;
-    if (waiter)
-        gate_grant(waiter);
-    mutex_unlock(&lock->gate.mutex);
-}
-
-static PyObject *rlock_acquire_method(PyObject *self, PyObject *arguments, PyObject *keywords)
-{
-    double seconds;
-    int got = read_wait(arguments, keywords, &seconds) < 0 ? -1 : rlock_acquire((RLock *)self, seconds);
-
-    return got < 0 ? NULL : PyBool_FromLong(got);
-}
-
-static PyObject *rlock_release(PyObject *self, PyObject *Py_UNUSED(none))
-{
-    RLock *lock = (RLock *)self;
-
-    if (!rlock_is_own(lock)) {
-        PyErr_SetString(PyExc_RuntimeError, "release of a lock that this thread does not hold");
-        return NULL;
-    }
-    rlock_leave(lock);
-    Py_RETURN_NONE;
-}
-
-static PyObject *rlock_begin(PyObject *self, PyObject *Py_UNUSED(none))
-{
-    if (rlock_enter((RLock *)self) < 0)
-        return NULL;
-    Py_RETURN_TRUE;
-}
-
-static PyObject *rlock_end(PyObject *self, PyObject *const *Py_UNUSED(arguments), Py_ssize_t Py_UNUSED(count))
-{
-    return rlock_release(self, NULL);
-}
-
-static PyMethodDef rlock_methods[] = {
-    {"acquire", (PyCFunction)(void (*)(void))rlock_acquire_method, METH_VARARGS | METH_KEYWORDS,
-     "As that of threading.RLock."},
-    {"release", rlock_release, METH_NOARGS, "As that of threading.RLock."},
-    {"__enter__", rlock_begin, METH_NOARGS, NULL},
-    {"__exit__", (PyCFunction)(void (*)(void))rlock_end, METH_FASTCALL, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyMemberDef rlock_members[] = {
-    {"_waiters", T_INT, offsetof(RLock, gate.waiters), READONLY, "How many threads wait for it."},
-    {NULL, 0, 0, 0, NULL},
-};
-
 static PyType_Slot rlock_slots[] = {
     {Py_tp_doc, "A lock as threading.RLock, which C code can take too."},
     {Py_tp_new, rlock_make},
-    {Py_tp_dealloc, rlock_dealloc},
-    {Py_tp_methods, rlock_methods},
-    {Py_tp_members, rlock_members},
+    {Py_tp_dealloc, free_object},
+    {Py_tp_methods, lock_methods},
+    {Py_tp_members, lock_members},
     {0, NULL},
 };
 
-static PyType_Spec rlock_spec = {"ndpy._core.RLock", sizeof(RLock), 0, Py_TPFLAGS_DEFAULT, rlock_slots};
+static PyType_Spec rlock_spec = {"ndpy._core.RLock", sizeof(Lock), 0, Py_TPFLAGS_DEFAULT, rlock_slots};
 
 /* ---- the module ---- */
 
 int add_locks(PyObject *module)
 {
-    PyObject *time = PyImport_ImportModule("time");
-
-    if (!time)
-        return -1;
-    monotonic = PyObject_GetAttrString(time, "monotonic");
-    Py_DECREF(time);
+    monotonic = imported("time", "monotonic");
     if (!monotonic)
         return -1;
     lock_type = add_type(module, &lock_spec);

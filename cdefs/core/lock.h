@@ -50,39 +50,29 @@ struct gate {
     SHARED int waiters;
 };
 
-/* A lock that nobody takes twice. Any thread may leave it. owner: this_thread() of whoever has taken it, as long as it
- * is held. */
+/* Any thread may leave it. owner: this_thread() of whoever has taken it, as long as it is held. is_recursive: it is an
+   RLock, which its owner may take again, and nobody else leaves. again: how often the owner has taken it besides the
+   first time. */
 typedef struct {
     PyObject_HEAD struct gate gate;
     SHARED uintptr_t owner;
     SHARED char held;
+    char is_recursive;
+    unsigned int again;
 } Lock;
-
-/* The lock of one object that several threads may close. owner: the thread that has taken it `count` times. In a build
-   for free-threaded Python it is 0 when nobody has. */
-typedef struct {
-    PyObject_HEAD struct gate gate;
-    SHARED unsigned long owner;
-    unsigned int count;
-} RLock;
 
 extern PyTypeObject *lock_type, *rlock_type;
 
 /* ---- lock.c ---- */
 
-/* Takes a lock that the caller then gives back with lock_leave(). Returns 0, or -1 with an error: out of memory, a
-   signal handler raised, or this thread has it already. */
+/* Takes a lock that the caller then gives back. Returns 0, or -1 with an error: out of memory, a signal handler raised,
+   or this thread has it already. */
 int lock_wait(Lock *lock);
 /* Gives a lock that this thread has to the first one in line. If nobody waits any more, the lock is free. */
 void lock_hand_over(Lock *lock);
 
-/* A lock that nobody holds. Returns NULL with an error. */
-RLock *rlock_new(void);
-/* Takes the lock. seconds: how long to wait; less than 0 for ever. Returns 1 with the lock, 0 at the deadline, or -1
-   with an error: out of memory, or a signal handler raised. */
-int rlock_acquire(RLock *lock, double seconds);
-/* As lock_hand_over(), for a lock that this thread has taken once. */
-void rlock_hand_over(RLock *lock);
+/* An RLock that nobody holds. Returns NULL with an error. */
+Lock *rlock_new(void);
 
 /* time.monotonic(), or -1 with an error: out of memory. */
 double monotonic_now(void);
@@ -164,59 +154,13 @@ static inline const volatile int *lock_waiters(const Lock *lock)
     return (const volatile int *)&lock->gate.waiters;
 }
 
-/* ---- locks that their owner may take again ---- */
-
-static inline int rlock_is_own(const RLock *lock)
+/* The same for an RLock, which lock_enter() takes. */
+static inline void rlock_leave(Lock *lock)
 {
-#ifdef Py_GIL_DISABLED
-    return lock->owner == PyThread_get_thread_ident();
-#else
-    return lock->count && lock->owner == PyThread_get_thread_ident();
-#endif
-}
-
-/* Takes the lock if no other thread holds it. Returns whether. */
-static inline int rlock_take(RLock *lock)
-{
-    unsigned long thread = PyThread_get_thread_ident();
-
-#ifdef Py_GIL_DISABLED
-    unsigned long nobody = 0;
-
-    if (lock->owner != thread && !atomic_compare_exchange_strong(&lock->owner, &nobody, thread))
-        return 0;
-#else
-    if (lock->count && lock->owner != thread)
-        return 0;
-    lock->owner = thread;
-#endif
-    lock->count++;
-    return 1;
-}
-
-/* Takes the lock, which the caller then gives back with rlock_leave(). Returns 0, or -1 with the error of
- * rlock_acquire(). */
-static inline int rlock_enter(RLock *lock)
-{
-    return rlock_take(lock) || rlock_acquire(lock, -1) == 1 ? 0 : -1;
-}
-
-static inline void rlock_leave(RLock *lock)
-{
-    if (lock->count > 1) {
-        lock->count--;
-        return;
-    }
-    if (lock->gate.waiters) {
-        rlock_hand_over(lock);
-        return;
-    }
-    lock->count = 0;
-#ifdef Py_GIL_DISABLED
-    lock->owner = 0;
-    if (lock->gate.waiters && rlock_take(lock))
-        rlock_hand_over(lock);
-#endif
+    if (lock->again)
+        lock->again--;
+    else
+        lock_leave(lock);
 }
 
 #endif

@@ -3,7 +3,7 @@
 #include "core.h"
 
 PyTypeObject *element_type, *remote_type;
-static PyObject *range_error;
+PyObject *range_error;
 static struct spares spare_elements;
 
 /* ---- slices ---- */
@@ -295,12 +295,7 @@ static PyMethodDef functions[] = {
 
 int add_memory(PyObject *module)
 {
-    PyObject *errors = PyImport_ImportModule("ndpy.errors");
-
-    if (!errors)
-        return -1;
-    range_error = PyObject_GetAttrString(errors, "ElementRangeError");
-    Py_DECREF(errors);
+    range_error = imported("ndpy.errors", "ElementRangeError");
     find_limits();
     if (!range_error || PyModule_AddFunctions(module, functions) < 0)
         return -1;

@@ -102,6 +102,14 @@ PyObject *interned(const char *name)
     return PyUnicode_InternFromString(name);
 }
 
+PyObject *imported(const char *module, const char *name)
+{
+    PyObject *found = PyImport_ImportModule(module), *object = found ? PyObject_GetAttrString(found, name) : NULL;
+
+    Py_XDECREF(found);
+    return object;
+}
+
 static int find_name(PyObject *name, PyObject *const *names, int count)
 {
     int which;

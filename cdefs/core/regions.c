@@ -234,17 +234,15 @@ static PyType_Spec region_spec = {"ndpy._core.MemoryRegion", sizeof(Region), 0,
 int add_regions(PyObject *module)
 {
     static const char *const names[ARGUMENTS] = {"buffer", "access", "timeout_s"};
-    PyObject *flags, *access;
+    PyObject *access;
 
     for (int which = 0; which < ARGUMENTS; which++) {
         argument_names[which] = interned(names[which]);
         if (!argument_names[which])
             return -1;
     }
-    flags = PyImport_ImportModule("ndpy.vocabulary.flags");
-    access = flags ? PyObject_GetAttrString(flags, "Access") : NULL;
+    access = imported("ndpy.vocabulary.flags", "Access");
     local_write = access ? PyObject_GetAttrString(access, "LOCAL_WRITE") : NULL;
-    Py_XDECREF(flags);
     Py_XDECREF(access);
     region_type = add_resource_type(module, &region_spec);
     return local_write && region_type ? 0 : -1;

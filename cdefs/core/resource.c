@@ -197,11 +197,9 @@ static int call(PyObject *self, const char *method)
 
 static PyObject *closed_region(PyObject *range, PyObject *Py_UNUSED(none))
 {
-    PyObject *memory = PyImport_ImportModule("ndpy.objects.memory");
-    PyObject *make = memory ? PyObject_GetAttrString(memory, "_closed") : NULL;
+    PyObject *make = imported("ndpy.objects.memory", "_closed");
     PyObject *error = make ? PyObject_CallObject(make, range) : NULL;
 
-    Py_XDECREF(memory);
     Py_XDECREF(make);
     return error;
 }
@@ -255,14 +253,14 @@ static PyObject *resource_mark_closed(PyObject *self, PyObject *Py_UNUSED(none))
 }
 
 /* Returns a new reference to the lock. */
-static RLock *lock_of(Resource *self)
+static Lock *lock_of(Resource *self)
 {
-    RLock *lock;
+    Lock *lock;
 
     BEGIN_SECTION((PyObject *)self)
     if (!self->lifetime)
         self->lifetime = rlock_new();
-    lock = (RLock *)Py_XNewRef(self->lifetime);
+    lock = (Lock *)Py_XNewRef((PyObject *)self->lifetime);
     END_SECTION()
     return lock;
 }
@@ -294,7 +292,7 @@ PyDoc_STRVAR(close_doc, "close($self, /)\n--\n\n"
 
 static PyObject *resource_close(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    RLock *lock;
+    Lock *lock;
     int failed = -1;
 
     if (!is_open((Resource *)self))
@@ -302,7 +300,7 @@ static PyObject *resource_close(PyObject *self, PyObject *Py_UNUSED(none))
     lock = lock_of((Resource *)self);
     if (!lock)
         return NULL;
-    if (rlock_enter(lock) == 0) {
+    if (lock_enter(lock) == 0) {
         failed = close_now(self);
         rlock_leave(lock);
     }
@@ -491,10 +489,7 @@ static PyMethodDef functions[] = {
 
 int add_resources(PyObject *module)
 {
-    PyObject *errors = PyImport_ImportModule("ndpy.errors");
-
-    closed_error = errors ? PyObject_GetAttrString(errors, "ClosedError") : NULL;
-    Py_XDECREF(errors);
+    closed_error = imported("ndpy.errors", "ClosedError");
     name_defunct = interned("_defunct");
     name_closed_maker = interned("_closed_maker");
     if (!closed_error || !name_defunct || !name_closed_maker || PyModule_AddFunctions(module, functions) < 0)
