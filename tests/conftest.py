@@ -25,10 +25,12 @@ from kit.deadlines import DEADLINE_S, PATIENCE
 from kit.helpers import SEED, Keeper, Pair, connect_pair, peer_of, peering, require
 from kit.loops import each_loop as each_loop
 from kit.loops import each_loop_where_quick as each_loop_where_quick
-from kit.outstanding import outstanding
 
 import ndpy
 from ndpy.platforms import asking_for
+from ndpy.testing.outstanding import outstanding
+
+pytest_plugins = ["pytester"]
 
 # A shell starts background jobs with Ctrl-C ignored. Programs that the tests start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

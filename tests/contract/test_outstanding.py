@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kit.helpers import DEADLINE_S, memory, wait_until
-from kit.outstanding import outstanding
+
+from ndpy.testing.outstanding import outstanding
 
 
 def lines_of(kind: str | tuple[str, ...]) -> list[str]:

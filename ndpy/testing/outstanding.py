@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import ndpy
-from kit.deadlines import PATIENCE, load
 
 _LOOK_S = 1.0
 #: How many completions are shown from each end.
@@ -23,7 +22,8 @@ def outstanding() -> str:
     It takes the completions that are there. If a queue has some although a thread sleeps on it, a wake-up was lost. If a queue pair has
     requests outstanding although the queue is empty, it is the completions that were lost, or they are late.
     """
-    lines = [f"load {load():.1f} on {os.cpu_count()} processors; patience {PATIENCE:g}"]
+    load = f"load {os.getloadavg()[0]:.1f} on " if hasattr(os, "getloadavg") else ""
+    lines = [f"{load}{os.cpu_count()} processors"]
     for adapter in [thing for thing in gc.get_objects() if isinstance(thing, ndpy.Adapter)]:
         if adapter.closed:
             continue

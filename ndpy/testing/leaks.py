@@ -1,0 +1,149 @@
+"""What a test leaves open: objects of ndpy, descriptors, threads and tasks, and bugs that the kernel's log tells of."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ndpy
+from ndpy.objects.resource import Resource
+from ndpy.tools.machines.kernel_log import RunningKernel, find_bugs
+
+#: In the environment of a session in a VM.
+IN_VM = "NDPY_TESTING_IN_VM"
+#: Threads and connections that end by themselves have so long.
+_GRACE_S = 2.0
+# Files of frames that say nothing to the author of a test.
+_INSIDE = (str(Path(ndpy.__file__).parent) + os.sep, contextlib.__file__)
+_MADE = ", made at "
+#: Where each open object was made, by its serial number.
+_places: dict[int, str] = {}
+
+
+@functools.cache
+def _note_places() -> None:
+    """From now on, note where each object is made."""
+    opened = Resource._opened
+
+    def note(self: Resource) -> None:
+        opened(self)
+        for frame in reversed(traceback.extract_stack(sys._getframe(1), limit=20)):
+            if not frame.filename.startswith(_INSIDE):
+                if frame.name != "rdma_adapter":
+                    _places[self._serial] = f"{frame.filename}:{frame.lineno}: {frame.line}"
+                return
+
+    Resource._opened = note  # type: ignore[method-assign, assignment]
+
+
+@functools.cache
+def _kernel_log() -> RunningKernel | None:
+    """The log of the VM's kernel. That of another machine has lines that are not about the tests."""
+    return RunningKernel() if os.environ.get(IN_VM) else None
+
+
+class Watch:
+    """What is open when a test begins. end() tells what there is more when it has ended."""
+
+    def __init__(self) -> None:
+        _note_places()
+        self._log = _kernel_log()
+        self._records = len(self._log.read()) if self._log is not None else 0
+        self._before = _Open()
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        """What the block opens may stay open."""
+        before = _Open()
+        try:
+            yield
+        finally:
+            now = _Open()
+            for kind, things in self._before.kinds.items():
+                things.update({key: now.kinds[kind][key] for key in now.kinds[kind].keys() - before.kinds[kind].keys()})
+
+    def end(self) -> str:
+        """What is left, a line each. Objects are closed, so that the next test is not blamed for them."""
+        deadline = time.monotonic() + _GRACE_S
+        while self._left() and time.monotonic() < deadline:
+            gc.collect()
+            time.sleep(0.01)
+        objects = {thing._serial for thing in _objects()} - self._before.kinds["objects"].keys()
+        # Of those that were left open with something in them, what is in them says more.
+        texts = [text for text in self._left("objects") if _MADE in text] or self._left("objects")
+        _close(objects)
+        texts += self._left()
+        bugs = find_bugs(self._log.read()[self._records :]) if self._log is not None else []
+        return "\n".join([f"left open: {text}" for text in texts] + [f"the kernel's log: {record}" for record in bugs])
+
+    def _left(self, *kinds: str) -> list[str]:
+        now = _Open()
+        return [
+            text
+            for kind in kinds or now.kinds
+            for key, text in now.kinds[kind].items()
+            if self._before.kinds[kind].get(key) != text
+        ]
+
+
+class _Open:
+    """What is open now: texts by a key, for each kind."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, dict[Any, str]] = {
+            "objects": {thing._serial: _object(thing) for thing in _objects()},
+            "threads": {thread.ident: f"thread {thread.name}" for thread in _threads()},
+            "descriptors": _descriptors(),
+            "tasks": _tasks(),
+        }
+
+
+def _objects() -> list[Resource]:
+    adapters = [thing for thing in gc.get_objects() if isinstance(thing, ndpy.Adapter) and not thing.closed]
+    return [thing for adapter in adapters for thing in (adapter, *adapter._open_children())]
+
+
+def _object(thing: Resource) -> str:
+    place = _places.get(thing._serial, "")
+    return f"{thing!r}" + (_MADE + place if place else "")
+
+
+def _threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if not thread.name.startswith("ndpy")]
+
+
+def _descriptors() -> dict[Any, str]:
+    found: dict[Any, str] = {}
+    if sys.platform != "linux":
+        return found
+    # pytest redirects the first three.
+    for name in set(os.listdir("/proc/self/fd")) - {"0", "1", "2"}:
+        # The one of the listing has gone.
+        with contextlib.suppress(OSError):
+            found[name] = f"descriptor {name}, {os.readlink(f'/proc/self/fd/{name}')}"
+    return found
+
+
+def _tasks() -> dict[Any, str]:
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return {}
+    return {
+        id(thing): f"{thing!r}" for thing in gc.get_objects() if isinstance(thing, asyncio.Task) and not thing.done()
+    }
+
+
+def _close(serials: set[int]) -> None:
+    left = [thing for thing in _objects() if thing._serial in serials]
+    for thing in sorted(left, key=lambda thing: thing._release_order):
+        with contextlib.suppress(ndpy.NdpyError):
+            thing.close()

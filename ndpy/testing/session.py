@@ -1,0 +1,125 @@
+"""The adapter of a test session, and what a test asks of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import ndpy
+from ndpy import platforms
+from ndpy.platforms.networkdirect import softnd_installation
+from ndpy.platforms.verbs import softverbs
+from ndpy.tools.cli import soft
+from ndpy.vocabulary.quirks import Quirk
+
+_opened_once: set[str] = set()
+
+
+def where(config: pytest.Config) -> str:
+    return config.getoption("--rdma") or "soft"
+
+
+@contextlib.contextmanager
+def adapter_name(config: pytest.Config) -> Iterator[str]:
+    """The name of the session's adapter, which ndpy.list_adapters() lists meanwhile. One that is absent is a failure."""
+    name = _find(config)
+    with platforms.asking_for(name):
+        yield name
+
+
+def _find(config: pytest.Config) -> str:
+    place = where(config)
+    if place == "none":
+        pytest.skip("it needs an RDMA adapter, and --rdma none says that there is none")
+    wanted = config.getoption("--rdma-adapter") if place == "here" else _soft()
+    try:
+        with ndpy.open_adapter(wanted) as adapter:
+            return adapter.info.name
+    except (ndpy.AdapterNotFoundError, ndpy.ProviderNotFoundError) as error:
+        pytest.fail(f"the adapter of --rdma {place} is not usable: {error}", pytrace=False)
+
+
+def _soft() -> str:
+    if sys.platform == "linux":
+        return "soft0"
+    os.environ.setdefault("NDPY_PROVIDER", str(softnd_installation.find()))
+    return "softnd0"
+
+
+def require(item: pytest.Item) -> None:
+    """What the marker of a test asks for. Skips if the adapter lacks it, and fails if there is no adapter."""
+    marker = item.get_closest_marker("rdma")
+    place = where(item.config)
+    if place == "none":
+        if marker is not None:
+            pytest.skip("it needs an RDMA adapter, and --rdma none says that there is none")
+        return
+    try:
+        name = _find(item.config)
+    except pytest.fail.Exception:
+        if marker is not None:
+            raise
+        return
+    _warm_up(name)
+    if marker is not None:
+        _require(item, _info(name), **marker.kwargs)
+
+
+def _require(
+    item: pytest.Item,
+    info: ndpy.AdapterInfo,
+    capabilities: ndpy.Capability | None = None,
+    min_depth: int = 0,
+    quirk: Quirk | None = None,
+) -> None:
+    wanted = capabilities or ndpy.Capability(0)
+    missing = [str(one.name) for one in ndpy.Capability if one in wanted and one not in info.capabilities]
+    if missing:
+        pytest.skip(f"{info.name} does not claim {' and '.join(missing)}")
+    depth = min(info.max_completion_queue_depth, info.max_initiator_queue_depth, info.max_receive_queue_depth)
+    if depth < min_depth:
+        pytest.skip(f"the queues of {info.name} have {depth} places, and the test needs {min_depth}")
+    if quirk is not None and quirk.value.is_of(info.driver, info.transport) and quirk.value.is_in(platform.release()):
+        reason = f"{quirk.value.summary} ({quirk.value.reference})"
+        if quirk.value.crashes_machine:
+            pytest.skip(reason)
+        item.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+
+
+@functools.cache
+def _info(name: str) -> ndpy.AdapterInfo:
+    with ndpy.open_adapter(name) as adapter:
+        return adapter.info
+
+
+@functools.cache
+def _warm_up(name: str) -> None:
+    """Make a connection. The first one leaves descriptors and threads behind that the process has from then on."""
+    from ndpy.testing import connected_pair
+
+    with contextlib.suppress(ndpy.NdpyError), ndpy.open_adapter(name) as adapter, connected_pair(adapter):
+        pass
+
+
+@contextlib.contextmanager
+def opened(name: str) -> Iterator[ndpy.Adapter]:
+    adapter = ndpy.open_adapter(name)
+    try:
+        yield adapter
+    finally:
+        with contextlib.suppress(ndpy.DeviceBusyError):
+            # What is left open, leaks.Watch reports and closes, and the adapter with it.
+            adapter.close()
+
+
+def environment(name: str) -> dict[str, str]:
+    """The environment of a program that uses this adapter."""
+    if name == "soft0":
+        return soft.environment(softverbs.folder(), os.environ)
+    return {**os.environ, "NDPY_ADAPTER": name}

@@ -1,0 +1,192 @@
+"""The pytest plugin of ndpy: an RDMA adapter in every session. `ndpy.testing` describes it.
+
+pytest loads this in every session of an environment that has ndpy, so it imports ndpy only when a test asks for an adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    import ndpy
+    from ndpy.testing import Pair, Peer
+    from ndpy.testing.leaks import Watch
+
+_WHERE = ("soft", "here", "vm", "none")
+_FIXTURES = ("rdma_adapter_name", "rdma_adapter", "rdma_pair", "rdma_peer", "rdma_cache", "rdma_env")
+_watch = pytest.StashKey["Watch"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("rdma", "RDMA (ndpy)")
+    group.addoption(
+        "--rdma",
+        choices=_WHERE,
+        help="Where tests get their adapter. soft, the default: the software adapter of ndpy, without privileges. here: an "
+        "adapter of this machine. vm: the whole session runs in a VM with a driver of the kernel. none: tests that need an "
+        "adapter are skipped. With this option, every test is checked for what it leaves open.",
+    )
+    group.addoption(
+        "--rdma-adapter", metavar="NAME", help="With --rdma here: the adapter. Default: the first one that is active."
+    )
+    group.addoption("--rdma-driver", choices=("rxe", "siw"), help="With --rdma vm: the driver. Default: rxe.")
+    group.addoption(
+        "--rdma-kernel", metavar="VERSION", help="With --rdma vm: the kernel. Default: the newest with the driver."
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "rdma(capabilities=None, min_depth=0, quirk=None): the test needs an adapter with these capabilities and queues of at "
+        "least this depth, and is skipped if the adapter lacks them. With a quirk that the adapter is known to have, it has "
+        "to fail.",
+    )
+    where = config.getoption("--rdma")
+    for option, needed in (("adapter", "here"), ("driver", "vm"), ("kernel", "vm")):
+        if config.getoption(f"--rdma-{option}") is not None and where != needed:
+            raise pytest.UsageError(f"--rdma-{option} goes with --rdma {needed}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    if config.getoption("--rdma") != "vm" or config.option.help or config.option.version:
+        return None
+    from ndpy.testing import machine
+
+    return machine.run(config)
+
+
+# ---- around each test ----
+
+
+def _is_concerned(item: pytest.Item) -> bool:
+    """Whether the test uses an adapter, or the command line says that all do."""
+    if item.config.getoption("--rdma") not in (None, "none"):
+        return True
+    names = getattr(item, "fixturenames", ())
+    return item.get_closest_marker("rdma") is not None or any(name in names for name in _FIXTURES)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if _is_concerned(item):
+        from ndpy.testing import leaks, session
+
+        session.require(item)
+        item.stash[_watch] = leaks.Watch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[None]:
+    watch = _watch_of(request)
+    if watch is None or fixturedef.scope == "function":
+        return (yield)
+    # What a fixture for several tests opens may stay open behind this one.
+    with watch.allowed():
+        return (yield)
+
+
+def _watch_of(request: pytest.FixtureRequest) -> Watch | None:
+    item = getattr(request, "_pyfuncitem", None)
+    return item.stash.get(_watch, None) if item is not None else None
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and call.when == "call" and _watch in item.stash:
+        from ndpy.testing.outstanding import outstanding
+
+        # The objects are still there: fixtures close them afterwards.
+        report.sections.append(("what was outstanding", outstanding()))
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    failure = None
+    try:
+        yield
+    except BaseException as error:
+        failure = error
+    watch = item.stash.get(_watch, None)
+    if watch is not None:
+        del item.stash[_watch]
+        left = watch.end()
+        if left and failure is None:
+            pytest.fail(left, pytrace=False)
+        elif left:
+            item.add_report_section("teardown", "left open", left)
+    if failure is not None:
+        raise failure
+
+
+# ---- fixtures ----
+
+
+@pytest.fixture(scope="session")
+def rdma_adapter_name(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of the adapter of --rdma, for ndpy.open_adapter(). One for the session."""
+    from ndpy.testing import session
+
+    with session.adapter_name(request.config) as name:
+        yield name
+
+
+@pytest.fixture
+def rdma_adapter(rdma_adapter_name: str) -> Iterator[ndpy.Adapter]:
+    """An open adapter for one test. It is closed at the end. What the test has left open in it is a failure."""
+    from ndpy.testing import session
+
+    with session.opened(rdma_adapter_name) as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def rdma_pair(rdma_adapter: ndpy.Adapter) -> Iterator[Pair]:
+    """Two connected ends for one test, `client` and `server`, both in this process.
+
+    Each has a queue pair with 16 places in each queue, a completion queue, and a registered buffer of 64 KiB that the other
+    end may read and write. They are closed at the end.
+    """
+    from ndpy.testing import connected_pair
+
+    with connected_pair(rdma_adapter) as pair:
+        yield pair
+
+
+@pytest.fixture
+def rdma_cache(rdma_adapter: ndpy.Adapter) -> Iterator[ndpy.RegistrationCache]:
+    """A registration cache of 64 MiB and 1,024 entries for one test. It is closed at the end."""
+    import ndpy
+
+    with ndpy.RegistrationCache(rdma_adapter, max_bytes=64 << 20, max_entries=1024) as cache:
+        yield cache
+
+
+@pytest.fixture
+def rdma_peer(request: pytest.FixtureRequest, rdma_adapter_name: str) -> Iterator[Callable[..., Peer]]:
+    """rdma_peer(function, *arguments) runs a function of the test's module as the other end, in another process.
+
+    The function gets an open adapter, a channel with send(value) and get(timeout_s), and the arguments. The test has the other
+    end of the channel, and result(timeout_s). What the function prints is in the report of a test that fails. At the end
+    of the test it has ten seconds to return. If it raises or hangs, the test fails.
+    """
+    from ndpy.testing.peers import Peers
+
+    with Peers(request.node, rdma_adapter_name) as peers:
+        yield peers.start
+
+
+@pytest.fixture
+def rdma_env(rdma_adapter_name: str) -> dict[str, str]:
+    """The environment in which a program in any language finds the same adapter, for subprocess.run(env=...)."""
+    from ndpy.testing import session
+
+    return session.environment(rdma_adapter_name)

@@ -1,0 +1,234 @@
+"""The plugin of pytest that ndpy brings, in sessions of its own, with the adapter under test."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from kit.deadlines import patient
+
+import ndpy
+
+PEERS = """
+    import time
+
+    import pytest
+
+    def serve(adapter, channel, ending):
+        print("serving")
+        with (
+            adapter.listen((adapter.info.addresses[0], 0)) as listener,
+            adapter.register(bytearray(5)) as memory,
+            adapter.create_completion_queue(4) as queue,
+            adapter.create_queue_pair(queue) as queue_pair,
+        ):
+            channel.send(listener.address)
+            queue_pair.receive(memory)
+            with listener.get_request(20) as request:
+                request.accept(queue_pair, timeout_s=20)
+                queue.wait(20)[0].raise_for_status()
+            return bytes(memory.buffer) + ending
+
+    def fail(adapter, channel):
+        raise LookupError("nothing here")
+
+    def hang(adapter, channel):
+        print("hanging", flush=True)
+        channel.send("begun")
+        time.sleep(600)
+"""
+
+
+@pytest.fixture
+def session(pytester, adapter_name, request, monkeypatch):
+    """session(source, *arguments) runs pytest on a module, on the adapter under test, in a process of its own."""
+    where = ["--rdma", "here", "--rdma-adapter", adapter_name]
+    monkeypatch.setenv("PYTEST_ADDOPTS", "")
+
+    def run(source: str, *arguments: str, where: list[str] = where) -> pytest.RunResult:
+        pytester.makepyfile(source)
+        return pytester.runpytest_subprocess(*where, "-p", "no:cacheprovider", *arguments, timeout=patient(90))
+
+    return run
+
+
+def test_the_fixtures_work_and_leave_nothing(session):
+    result = session(
+        """
+        import os, subprocess, sys
+
+        def test_a_write_arrives(rdma_pair):
+            client, server = rdma_pair
+            client.memory.buffer[:5] = b"hello"
+            client.queue_pair.write(client.memory[:5], server.memory.remote())
+            client.take_ok()
+            assert server.memory.buffer[:5] == b"hello"
+
+        def test_messages_both_ways(rdma_pair):
+            for source, sink in (rdma_pair, reversed(list(rdma_pair))):
+                sink.queue_pair.receive(sink.memory)
+                source.queue_pair.send(source.memory[:100])
+                source.take_ok()
+                assert sink.take_ok()[0].nbytes == 100
+
+        def test_a_cache_hits(rdma_cache):
+            buffer = bytearray(8192)
+            for _ in range(2):
+                rdma_cache.local(buffer).release()
+
+        def test_a_program_finds_the_adapter(rdma_env, rdma_adapter_name):
+            code = "import ndpy; print([info.name for info in ndpy.list_adapters()])"
+            done = subprocess.run([sys.executable, "-c", code], env=rdma_env, capture_output=True, text=True, check=True)
+            assert rdma_adapter_name in done.stdout
+
+        def test_one_adapter(rdma_adapter, rdma_adapter_name):
+            assert rdma_adapter.info.name == rdma_adapter_name
+        """
+    )
+    result.assert_outcomes(passed=5)
+
+
+def test_what_is_left_open_fails_its_test_and_no_other(session):
+    result = session(
+        """
+        import os, threading, time
+
+        kept = []
+
+        def test_object(rdma_adapter):
+            kept.append(rdma_adapter.create_completion_queue(4))  # here
+
+        def test_descriptor(rdma_adapter):
+            kept.append(open(__file__))
+
+        def test_thread(rdma_adapter):
+            threading.Thread(target=time.sleep, args=(60,), name="idler", daemon=True).start()
+
+        def test_nothing(rdma_adapter):
+            with rdma_adapter.create_completion_queue(4):
+                pass
+
+        def test_that_uses_no_adapter():
+            kept.append(open(__file__))
+        """
+    )
+    files = sys.platform == "linux"
+    result.assert_outcomes(passed=5, errors=2 + 2 * files)
+    result.stdout.fnmatch_lines(["*left open: <CompletionQueue*, made at *.py:6: *# here*", "*left open: thread idler"])
+    assert "<Adapter" not in result.stdout.str()
+    if files:
+        result.stdout.fnmatch_lines(["*left open: descriptor *.py"])
+
+
+def test_a_peer_is_another_process_whose_failure_is_the_tests(session):
+    result = session(
+        PEERS
+        + """
+    def test_a_message_to_a_peer(rdma_adapter, rdma_peer):
+        peer = rdma_peer(serve, b"!")
+        address = peer.get()
+        with (
+            rdma_adapter.create_completion_queue(4) as queue,
+            rdma_adapter.create_queue_pair(queue) as queue_pair,
+            rdma_adapter.create_connector() as connector,
+            rdma_adapter.register(bytearray(b"hello")) as memory,
+        ):
+            connector.connect(queue_pair, address, timeout_s=20)
+            connector.complete_connect(timeout_s=20)
+            queue_pair.send(memory)
+            queue.wait(20)[0].raise_for_status()
+            assert peer.result() == b"hello!"
+
+    def test_a_peer_that_fails(rdma_peer):
+        rdma_peer(fail)
+
+    def test_a_peer_that_is_killed(rdma_peer):
+        peer = rdma_peer(hang)
+        assert peer.get() == "begun"
+        peer.kill()
+        """,
+        "-rA",
+    )
+    result.assert_outcomes(passed=3, errors=1)
+    result.stdout.fnmatch_lines(["*fail() in process * has failed: *", "*LookupError: nothing here"])
+
+
+def test_a_peer_that_hangs_is_named_and_killed(session, monkeypatch):
+    monkeypatch.setenv("NDPY_TESTING_GRACE_S", "1")
+    result = session(PEERS + "\n    def test_hanging(rdma_peer):\n        assert rdma_peer(hang).get() == 'begun'\n")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*hang() in process * still runs * after the test, and was killed", "hanging"])
+
+
+def test_what_the_adapter_lacks_is_skipped_by_its_name(session, adapter):
+    missing = [one for one in ndpy.Capability if one not in adapter.info.capabilities]
+    claimed = [one for one in ndpy.Capability if one in adapter.info.capabilities]
+    result = session(
+        f"""
+        import ndpy, pytest
+
+        @pytest.mark.rdma(capabilities=ndpy.Capability.{missing[0].name})
+        def test_missing(rdma_adapter):
+            raise AssertionError
+
+        @pytest.mark.rdma(capabilities=ndpy.Capability.{claimed[0].name}, min_depth=4)
+        def test_there(rdma_adapter):
+            pass
+
+        @pytest.mark.rdma(min_depth=1 << 40)
+        def test_depth():
+            raise AssertionError
+        """,
+        "-rs",
+    )
+    result.assert_outcomes(passed=1, skipped=2)
+    name = adapter.info.name
+    result.stdout.fnmatch_lines([f"*{name} does not claim {missing[0].name}", f"*the queues of {name} have * places*"])
+
+
+def test_an_adapter_that_is_absent_fails_and_none_skips(session):
+    source = """
+        import pytest
+
+        def test_fixture(rdma_adapter):
+            pass
+
+        @pytest.mark.rdma
+        def test_marker():
+            pass
+
+        def test_plain():
+            pass
+    """
+    absent = session(source, where=["--rdma", "here", "--rdma-adapter", "nothere7"])
+    absent.assert_outcomes(passed=1, errors=2)
+    absent.stdout.fnmatch_lines(["*the adapter of --rdma here is not usable: *nothere7*"])
+    session(source, "-rs", where=["--rdma", "none"]).assert_outcomes(passed=1, skipped=2)
+
+
+def test_a_session_without_rdma_imports_nothing(session):
+    session(
+        """
+        import sys
+
+        def test_nothing():
+            assert "ndpy" not in sys.modules
+            assert "multiprocessing" not in sys.modules
+        """,
+        where=[],
+    ).assert_outcomes(passed=1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the usual adapter of Windows is softnd, which needs its wheel")
+def test_the_usual_adapter_is_soft0(session, monkeypatch):
+    monkeypatch.delenv("NDPY_ADAPTER", raising=False)
+    session("def test_name(rdma_adapter):\n    assert rdma_adapter.info.name == 'soft0'", where=[]).assert_outcomes(
+        passed=1
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--rdma-adapter", "x"), ("--rdma", "soft", "--rdma-driver", "rxe"), ("--rdma", "somewhere")]
+)
+def test_options_that_do_not_go_together_are_refused(session, arguments):
+    assert session("", where=[*arguments]).ret == pytest.ExitCode.USAGE_ERROR
