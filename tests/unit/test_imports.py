@@ -38,6 +38,7 @@ FLOORS = {
     "tools": "errors",
     "tools.machines": "errors vocabulary tools platforms.verbs",
     "tools.cli": "ndpy errors vocabulary objects platforms platforms.verbs platforms.networkdirect tools tools.doctor tools.machines",
+    "testing": "ndpy errors vocabulary objects platforms platforms.verbs platforms.networkdirect tools.cli tools.machines",
     "__main__": "tools.cli",
 }
 COMPILED = {"ndpy._core", "ndpy._verbs", "ndpy._networkdirect"}
