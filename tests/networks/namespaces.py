@@ -130,6 +130,28 @@ class Network:
     def host(self, name: str) -> Host:
         return Host(self._stack, name)
 
+    def behind_a_router(
+        self, near: str, gateway: str, far_gateway: str, far: str, *, near_length: int, far_length: int
+    ) -> tuple[Host, Host, Host]:
+        """Two hosts and the router between them, with these addresses and lengths of their networks' prefixes."""
+        hosts = one, router, other = self.host("near"), self.host("router"), self.host("far")
+        self.cable(one, "eth0", router, "eth0")
+        self.cable(router, "eth1", other, "eth0")
+        router.ip(f"address add {gateway}/{near_length} dev eth0", f"address add {far_gateway}/{far_length} dev eth1")
+        router.forward()
+        one.ip(f"address add {near}/{near_length} dev eth0", f"route add default via {gateway}")
+        other.ip(f"address add {far}/{far_length} dev eth0", f"route add default via {far_gateway}")
+        return hosts
+
+    def two_links(self) -> tuple[Host, Host]:
+        """Two hosts with two cables between them. Both interfaces of a host have the same link-local address."""
+        near, far = self.host("near"), self.host("far")
+        for name in ("eth0", "eth1"):
+            self.cable(near, name, far, name)
+            near.ip(f"address flush dev {name}", f"address add fe80::1/64 dev {name}")
+            far.ip(f"address flush dev {name}", f"address add fe80::2/64 dev {name}")
+        return near, far
+
     def cable(self, one: Host, first: str, other: Host, second: str) -> None:
         """Connect two interfaces and set them up."""
         ends = [("name", first, "netns", one.namespace), ("peer", "name", second, "netns", other.namespace)]

@@ -30,15 +30,13 @@ class Ends:
     server: dict[str, str]
 
 
+IPV6 = "2001:db8:1::2", "2001:db8:1::1", "2001:db8:2::1", "2001:db8:2::7"
+
+
 def behind_a_router(network: Network) -> Ends:
     """The address with the most bits in common with the destination is not the one to come from."""
-    near, router, far = (network.host(name) for name in ("near", "router", "far"))
-    network.cable(near, "eth0", router, "eth0")
-    network.cable(router, "eth1", far, "eth0")
-    router.ip("address add 172.17.0.1/16 dev eth0", "address add 10.0.0.1/24 dev eth1")
-    router.forward()
-    near.ip("address add 172.17.0.2/16 dev eth0", "route add default via 172.17.0.1")
-    far.ip("address add 10.0.0.7/24 dev eth0", "route add default via 10.0.0.1")
+    addresses = "172.17.0.2", "172.17.0.1", "10.0.0.1", "10.0.0.7"
+    near, _, far = network.behind_a_router(*addresses, near_length=16, far_length=24)
     return Ends(near, far, {"10.0.0.7": "172.17.0.2"})
 
 
@@ -64,13 +62,7 @@ def two_subnets(network: Network) -> Ends:
 
 
 def ipv6_only(network: Network) -> Ends:
-    near, router, far = (network.host(name) for name in ("near", "router", "far"))
-    network.cable(near, "eth0", router, "eth0")
-    network.cable(router, "eth1", far, "eth0")
-    router.ip("address add 2001:db8:1::1/64 dev eth0", "address add 2001:db8:2::1/64 dev eth1")
-    router.forward()
-    near.ip("address add 2001:db8:1::2/64 dev eth0", "route add default via 2001:db8:1::1")
-    far.ip("address add 2001:db8:2::7/64 dev eth0", "route add default via 2001:db8:2::1")
+    near, _, far = network.behind_a_router(*IPV6, near_length=64, far_length=64)
     return Ends(near, far, {"2001:db8:2::7": "2001:db8:1::2"})
 
 
@@ -109,15 +101,9 @@ def there_and_back(network: Network) -> Ends:
 
 def small_packets(network: Network) -> Ends:
     """Between the hosts is a link with the smallest MTU of IPv6."""
-    near, router, far = (network.host(name) for name in ("near", "router", "far"))
-    network.cable(near, "eth0", router, "eth0")
-    network.cable(router, "eth1", far, "eth0")
-    router.ip(
-        "address add 2001:db8:1::1/64 dev eth0", "address add 2001:db8:2::1/64 dev eth1", "link set eth1 mtu 1280"
-    )
-    router.forward()
-    near.ip("address add 2001:db8:1::2/64 dev eth0", "route add default via 2001:db8:1::1")
-    far.ip("address add 2001:db8:2::7/64 dev eth0", "route add default via 2001:db8:2::1", "link set eth0 mtu 1280")
+    near, router, far = network.behind_a_router(*IPV6, near_length=64, far_length=64)
+    router.ip("link set eth1 mtu 1280")
+    far.ip("link set eth0 mtu 1280")
     return Ends(near, far, {"2001:db8:2::7": "2001:db8:1::2"})
 
 

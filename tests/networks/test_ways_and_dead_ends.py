@@ -20,14 +20,8 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture
 def hosts(network: Network) -> tuple[Host, Host, Host]:
     """Two hosts and the router between them. The far host has more addresses than one."""
-    near, router, far = (network.host(name) for name in ("near", "router", "far"))
-    network.cable(near, "eth0", router, "eth0")
-    network.cable(router, "eth1", far, "eth0")
-    near.ip("address add 172.17.0.2/16 dev eth0", "route add default via 172.17.0.1")
-    router.ip("address add 172.17.0.1/16 dev eth0", "address add 10.0.0.1/24 dev eth1")
-    router.forward()
-    far.ip("address add 10.0.0.7/24 dev eth0", "route add default via 10.0.0.1")
-    return near, router, far
+    addresses = "172.17.0.2", "172.17.0.1", "10.0.0.1", "10.0.0.7"
+    return network.behind_a_router(*addresses, near_length=16, far_length=24)
 
 
 def test_a_listener_takes_peers_of_all_addresses(network):
@@ -52,11 +46,7 @@ def test_a_listener_takes_peers_of_all_addresses(network):
 
 def test_link_local_addresses_are_taken_by_interface(network):
     """Two interfaces of a host have the same one. Without a scope nothing is guessed."""
-    near, far = network.host("near"), network.host("far")
-    for name in ("eth0", "eth1"):
-        network.cable(near, name, far, name)
-        near.ip(f"address flush dev {name}", f"address add fe80::1/64 dev {name}")
-        far.ip(f"address flush dev {name}", f"address add fe80::2/64 dev {name}")
+    near, far = network.two_links()
     assert near.call("networks.ends:addresses")[-2:] == ["fe80::1%eth0", "fe80::1%eth1"]
     one = far.call("networks.ends:serve", "fe80::2%eth0")
     port = one.address[1]
@@ -75,11 +65,7 @@ def test_link_local_addresses_are_taken_by_interface(network):
 
 
 def test_endpoints_by_hand_use_the_link_of_their_gid(network):
-    near, far = network.host("near"), network.host("far")
-    for name in ("eth0", "eth1"):
-        network.cable(near, name, far, name)
-        near.ip(f"address flush dev {name}", f"address add fe80::1/64 dev {name}")
-        far.ip(f"address flush dev {name}", f"address add fe80::2/64 dev {name}")
+    near, far = network.two_links()
     pairs = []
     for (own, _), (other, _) in zip(
         *([gid for gid in host.call("networks.ends:gids") if gid[1].startswith("fe80")] for host in (near, far)),

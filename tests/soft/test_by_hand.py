@@ -8,26 +8,12 @@ import sys
 import time
 
 import pytest
-from kit.helpers import DEADLINE_S, Keeper, contents, create_end, memory, succeed
+from kit.helpers import DEADLINE_S, contents, create_end, memory, succeed
 
-import ndpy
 from ndpy import AddressVector, QueuePairState
 
 # softrdma/verbs/pairing.c waits 20 ms for the PSN of the end that connects. Then it greets without it.
 LATER_S = 0.1
-
-
-@pytest.fixture
-def keep():
-    keeper = Keeper()
-    yield keeper
-    keeper.close()
-
-
-@pytest.fixture(scope="module")
-def adapter():
-    with ndpy.open_adapter("soft0") as opened:
-        yield opened
 
 
 def receive_from(one, other, gid):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from kit.deadlines import patient
-from kit.helpers import DEADLINE_S, Keeper, create_end, memory, statuses
+from kit.helpers import DEADLINE_S, create_end, memory, statuses
 from kit.processes import start_python
 
 import ndpy
@@ -19,13 +19,6 @@ from ndpy import Status, aio
 
 CLIENT = Path(__file__).parent / "programs" / "frozen_client.py"
 HOST = "127.0.0.1"
-
-
-@pytest.fixture
-def keep():
-    keeper = Keeper()
-    yield keeper
-    keeper.close()
 
 
 @contextlib.contextmanager

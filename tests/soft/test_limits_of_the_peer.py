@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
-import threading
 import time
 
 import pytest
 from iwarp import READ_REQUEST, Endpoint, Rights, Rtr, Startup
-from kit.helpers import DEADLINE_S, Keeper, create_end, host_of, memory, succeed
+from kit.helpers import DEADLINE_S, create_end, host_of, memory, succeed, wait_until
+from kit.threads import Elsewhere
 
 import ndpy
 from ndpy import Access
@@ -52,108 +53,79 @@ class SlowReader(Endpoint):
             answered += 1
 
 
-@pytest.fixture
-def keep():
-    keeper = Keeper()
-    yield keeper
-    keeper.close()
+@contextlib.contextmanager
+def connected(keep, adapter, data, act, *, quiet_s, limit, **options):
+    """Connect to a peer that takes so many reads at once. Yields our end, the peer's memory, and act(peer) in a thread."""
+    stags: list[int] = []
+    with socket.create_server((host_of(adapter), 0)) as server:
+
+        def serve():
+            accepted, _ = server.accept()
+            with SlowReader(accepted, quiet_s) as peer:
+                start = Startup(reply=True, peer_to_peer=True, rtr=Rtr.READ, ird=limit, ord=1)
+                peer.answer(dataclasses.replace(start, revision=peer.await_start().revision))
+                stags.append(peer.expose(data, Rights.READ, BASE))
+                return act(peer)
+
+        acting = Elsewhere(serve).start()
+        end = create_end(keep, adapter)
+        end.connector = keep(adapter.create_connector())
+        end.connector.connect(end.queue_pair, server.getsockname()[:2], timeout_s=DEADLINE_S, **options)
+        end.connector.complete_connect(DEADLINE_S)
+        wait_until(lambda: stags, "the peer exposes its memory")
+        yield end, ndpy.RemoteMemory(BASE, len(data), stags[0]), acting
 
 
 @pytest.mark.parametrize(("limit", "own"), [(1, None), (2, None), (4, 2)])
 def test_no_more_reads_are_under_way_than_the_peer_takes(keep, limit, own):
     """The peer says how many. The program posts eight at once, and asks for two itself in one case."""
     adapter = keep(ndpy.open_adapter("soft0"))
-    address = host_of(adapter)
     data = bytearray(range(64))
-    peers: list[SlowReader] = []
-    with socket.create_server((address, 0)) as server:
 
-        def serve() -> None:
-            connected, _ = server.accept()
-            with SlowReader(connected, 0.05) as peer:
-                peers.append(peer)
-                request = peer.await_start()
-                rtr = Rtr.READ
-                peer.answer(
-                    Startup(
-                        reply=True,
-                        revision=request.revision,
-                        enhanced=True,
-                        peer_to_peer=True,
-                        rtr=rtr,
-                        ird=limit,
-                        ord=1,
-                    )
-                )
-                stags.append(peer.expose(data, Rights.READ, BASE))
-                peer.serve(8)
-                peer.run_to_the_end()
+    def act(peer: SlowReader) -> int:
+        peer.serve(8)
+        peer.run_to_the_end()
+        return peer.most
 
-        stags: list[int] = []
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        end = create_end(keep, adapter)
-        connector = keep(adapter.create_connector())
-        connector.connect(
-            end.queue_pair, (address, server.getsockname()[1]), outbound_read_limit=own, timeout_s=DEADLINE_S
-        )
+    with connected(keep, adapter, data, act, quiet_s=0.05, limit=limit, outbound_read_limit=own) as (
+        end,
+        there,
+        acting,
+    ):
         expected = min(limit, own or limit)
-        assert connector.read_limits.outbound == expected
-        connector.complete_connect(DEADLINE_S)
+        assert end.connector.read_limits.outbound == expected
         sink = memory(keep, adapter, bytes(64), SINK)
-        while not stags:
-            time.sleep(0.001)
         for place in range(8):
             part = slice(8 * place, 8 * place + 8)
-            remote = ndpy.RemoteMemory(BASE, 64, stags[0])
-            end.queue_pair.read(sink[part], remote[part], context=place)
+            end.queue_pair.read(sink[part], there[part], context=place)
         ended = succeed(end.cq, 8)
         assert [completion.context for completion in ended] == list(range(8))
         assert bytes(sink.buffer) == bytes(data)
-        connector.close()
-        thread.join(DEADLINE_S)
-    assert peers[0].most == expected
+        end.connector.close()
+        assert acting.result() == expected
 
 
 def test_a_fenced_send_waits_for_the_read_before_it(keep):
     """The peer answers the read late. Until then no message comes, and then it carries what was read."""
     adapter = keep(ndpy.open_adapter("soft0"))
-    address = host_of(adapter)
-    seen: list[object] = []
-    stags: list[int] = []
-    with socket.create_server((address, 0)) as server:
 
-        def serve() -> None:
-            connected, _ = server.accept()
-            with SlowReader(connected, 0.1) as peer:
-                revision = peer.await_start().revision
-                peer.answer(
-                    Startup(reply=True, revision=revision, enhanced=True, peer_to_peer=True, rtr=Rtr.READ, ird=4, ord=1)
-                )
-                stags.append(peer.expose(bytearray(b"was read"), Rights.READ, BASE))
-                peer.run_until(lambda: bool(peer.held))
-                with contextlib.suppress(TimeoutError):
-                    until = time.monotonic() + peer.quiet_s
-                    while True:
-                        peer._receive(until)
-                        peer._take_fpdus(lambda: False)
-                seen.append(len(peer.messages))
-                Endpoint._answer_read(peer, peer.held.pop())
-                seen.append(peer.receive().data)
-                peer.run_to_the_end()
+    def act(peer: SlowReader) -> tuple[int, bytes]:
+        peer.run_until(lambda: bool(peer.held))
+        with contextlib.suppress(TimeoutError):
+            until = time.monotonic() + peer.quiet_s
+            while True:
+                peer._receive(until)
+                peer._take_fpdus(lambda: False)
+        before = len(peer.messages)
+        Endpoint._answer_read(peer, peer.held.pop())
+        data = peer.receive().data
+        peer.run_to_the_end()
+        return before, data
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        end = create_end(keep, adapter)
-        connector = keep(adapter.create_connector())
-        connector.connect(end.queue_pair, (address, server.getsockname()[1]), timeout_s=DEADLINE_S)
-        connector.complete_connect(DEADLINE_S)
-        while not stags:
-            time.sleep(0.001)
+    with connected(keep, adapter, bytearray(b"was read"), act, quiet_s=0.1, limit=4) as (end, there, acting):
         region = memory(keep, adapter, b"too soon", SINK)
-        end.queue_pair.read(region, ndpy.RemoteMemory(BASE, 8, stags[0]), context=1)
+        end.queue_pair.read(region, there, context=1)
         end.queue_pair.send(region, context=2, flags=ndpy.Flags.READ_FENCE)
         assert [completion.context for completion in succeed(end.cq, 2)] == [1, 2]
-        connector.close()
-        thread.join(DEADLINE_S)
-    assert seen == [0, b"was read"]
+        end.connector.close()
+        assert acting.result() == (0, b"was read")

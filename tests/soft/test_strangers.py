@@ -66,19 +66,6 @@ def needs_root():
         pytest.skip("this needs root, to become another user (CAP_SETUID)")
 
 
-@pytest.fixture(scope="module")
-def adapter():
-    with ndpy.open_adapter("soft0") as opened:
-        yield opened
-
-
-@pytest.fixture
-def keep():
-    keeper = Keeper()
-    yield keeper
-    keeper.close()
-
-
 @pytest.fixture
 def other_host():
     """A network namespace with a link to this one. The adapter is opened anew, so that it has the link's address."""
