@@ -77,8 +77,8 @@ def test_a_cancelled_receive_loses_no_message(run, length, into):
     cancel_at_each_point(run, act, check)
 
 
-def test_cancelled_receives_leave_the_messages_in_order(run):
-    async def scene(client, server):
+async def test_cancelled_receives_leave_the_messages_in_order(connected):
+    async with connected() as (client, server):
         sending = [asyncio.ensure_future(client.send(pattern(LONG, place))) for place in range(2)]
         await until(lambda: len(server._messages.inbox) == 2)
         receiving = [asyncio.ensure_future(server.receive()) for _ in range(2)]
@@ -91,11 +91,9 @@ def test_cancelled_receives_leave_the_messages_in_order(run):
             assert await server.receive() == pattern(LONG, place)
         await asyncio.gather(*sending)
 
-    run(scene)
 
-
-def test_a_receive_that_is_cancelled_while_it_reads_puts_its_message_before_those_that_came_later(run):
-    async def scene(client, server):
+async def test_a_receive_that_is_cancelled_while_it_reads_puts_its_message_before_those_that_came_later(connected):
+    async with connected() as (client, server):
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
         await until(lambda: server._messages.inbox)
         await client.send(pattern(SHORT))
@@ -110,11 +108,9 @@ def test_a_receive_that_is_cancelled_while_it_reads_puts_its_message_before_thos
         assert await server.receive() == pattern(SHORT)
         await sending
 
-    run(scene)
 
-
-def test_a_receiver_cancelled_as_a_message_arrives_leaves_it_to_the_next(run, monkeypatch):
-    async def scene(client, server):
+async def test_a_receiver_cancelled_as_a_message_arrives_leaves_it_to_the_next(connected, monkeypatch):
+    async with connected() as (client, server):
         first, second = (asyncio.ensure_future(server.receive()) for _ in range(2))
         await settle()
         arrive = server._messages._on_incoming
@@ -128,8 +124,6 @@ def test_a_receiver_cancelled_as_a_message_arrives_leaves_it_to_the_next(run, mo
         assert await asyncio.wait_for(second, DEADLINE_S) == pattern(SHORT)
         with pytest.raises(asyncio.CancelledError):
             await first
-
-    run(scene)
 
 
 def test_a_cancelled_read_leaves_the_memory_alone_afterwards(run):
@@ -163,18 +157,16 @@ def test_a_cancelled_exposure_ends_the_right(run, adapter):
     cancel_at_each_point(run, act, check)
 
 
-def test_a_long_message_that_nobody_receives_is_withdrawn(run):
-    async def scene(client, server):
+async def test_a_long_message_that_nobody_receives_is_withdrawn(connected):
+    async with connected() as (client, server):
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(client.send(pattern(LONG)), 0.2)
         await client.send(b"next")
         assert await server.receive() == b"next"
 
-    run(scene)
 
-
-def test_a_withdrawal_that_waits_for_a_slot_is_dropped_when_the_answer_comes(run):
-    async def scene(client, server):
+async def test_a_withdrawal_that_waits_for_a_slot_is_dropped_when_the_answer_comes(connected):
+    async with connected() as (client, server):
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
         await until(lambda: server._messages.inbox)
         slots, client._channel.control_slots.free = client._channel.control_slots.free, deque()
@@ -188,13 +180,10 @@ def test_a_withdrawal_that_waits_for_a_slot_is_dropped_when_the_answer_comes(run
             _, message = await both(client.send(pattern(LONG)), server.receive())
             assert message == pattern(LONG)
 
-    run(scene)
 
-
-def test_a_withdrawal_that_is_dropped_leaves_the_peer_its_room(run):
+async def test_a_withdrawal_that_is_dropped_leaves_the_peer_its_room(connected):
     """The withdrawal that waited stood for the GRANT that was due meanwhile."""
-
-    async def scene(client, server):
+    async with connected() as (client, server):
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
         await until(lambda: server._messages.inbox)
         for place in range(4):
@@ -213,11 +202,9 @@ def test_a_withdrawal_that_is_dropped_leaves_the_peer_its_room(run):
         await server.send(pattern(SHORT))
         assert await client.receive() == pattern(SHORT)
 
-    run(scene)
 
-
-def test_withdrawn_messages_leave_room_for_others(run):
-    async def scene(client, server):
+async def test_withdrawn_messages_leave_room_for_others(connected):
+    async with connected() as (client, server):
         for _ in range(12):
             sending = asyncio.ensure_future(client.send(pattern(LONG)))
             await asyncio.sleep(0.01)
@@ -227,11 +214,9 @@ def test_withdrawn_messages_leave_room_for_others(run):
         _, message = await both(client.send(pattern(LONG)), server.receive())
         assert message == pattern(LONG)
 
-    run(scene)
 
-
-def test_a_cancelled_close_ends_the_connection_at_once(run):
-    async def scene(client, server):
+async def test_a_cancelled_close_ends_the_connection_at_once(connected):
+    async with connected() as (client, server):
         closing = asyncio.ensure_future(client.close())
         await asyncio.sleep(0.05)
         closing.cancel()
@@ -240,5 +225,3 @@ def test_a_cancelled_close_ends_the_connection_at_once(run):
         assert client.closed
         with pytest.raises(ConnectionError):
             await server.receive()
-
-    run(scene)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from kit.aio_ends import LONG, OPTIONS, SHORT, both, pattern, settle, until
@@ -19,21 +20,20 @@ LENGTHS = pytest.mark.parametrize("length", [SHORT, LONG])
 
 
 @pytest.fixture(params=["client", "server"])
-def play(request, run):
-    """play(scene) calls scene(closer, sender). Either end closes first, and the client has the fewest slots."""
+def ordered(request, connected):
+    """`async with ordered() as (closer, sender)`. Either end closes first, and the client has the fewest slots."""
 
-    def start(scene):
-        async def ordered(client, server):
-            await scene(*((client, server) if request.param == "client" else (server, client)))
-
-        run(ordered, client_options=UNEQUAL)
+    @contextlib.asynccontextmanager
+    async def start():
+        async with connected(client_options=UNEQUAL) as (client, server):
+            yield (client, server) if request.param == "client" else (server, client)
 
     return start
 
 
 @LENGTHS
-def test_a_send_after_the_peer_s_end_was_received_raises(play, length):
-    async def scene(closer, sender):
+async def test_a_send_after_the_peer_s_end_was_received_raises(ordered, length):
+    async with ordered() as (closer, sender):
         closing = asyncio.ensure_future(closer.close())
         with pytest.raises(aio.ConnectionEndedError):
             await sender.receive()
@@ -42,14 +42,11 @@ def test_a_send_after_the_peer_s_end_was_received_raises(play, length):
                 await sender.send(pattern(length))
         await both(sender.close(), closing)
 
-    play(scene)
-
 
 @LENGTHS
-def test_a_send_after_the_end_has_come_raises_and_leaves_what_the_peer_sent_before(play, length):
+async def test_a_send_after_the_end_has_come_raises_and_leaves_what_the_peer_sent_before(ordered, length):
     """The program has received nothing yet."""
-
-    async def scene(closer, sender):
+    async with ordered() as (closer, sender):
         await closer.send(pattern(SHORT))
         closing = asyncio.ensure_future(closer.close())
         await until(lambda: sender._life.state == "peer_closed")
@@ -58,11 +55,9 @@ def test_a_send_after_the_end_has_come_raises_and_leaves_what_the_peer_sent_befo
         assert [bytes(message) async for message in sender] == [pattern(SHORT)]
         await both(sender.close(), closing)
 
-    play(scene)
 
-
-def test_a_long_message_that_the_peer_has_and_does_not_receive_is_an_error(play):
-    async def scene(closer, sender):
+async def test_a_long_message_that_the_peer_has_and_does_not_receive_is_an_error(ordered):
+    async with ordered() as (closer, sender):
         sending = asyncio.ensure_future(sender.send(pattern(LONG)))
         await until(lambda: closer._messages.inbox)
         closing = asyncio.ensure_future(closer.close())
@@ -70,14 +65,11 @@ def test_a_long_message_that_the_peer_has_and_does_not_receive_is_an_error(play)
             await sending
         await both(sender.close(), closing)
 
-    play(scene)
-
 
 @LENGTHS
-def test_a_message_that_crosses_the_peer_s_close(play, length):
+async def test_a_message_that_crosses_the_peer_s_close(ordered, length):
     """Only of a long one does the sender learn that it was dropped. The next message is an error."""
-
-    async def scene(closer, sender):
+    async with ordered() as (closer, sender):
         sending = asyncio.ensure_future(sender.send(pattern(length)))
         closing = asyncio.ensure_future(closer.close())
         await settle()
@@ -94,13 +86,10 @@ def test_a_message_that_crosses_the_peer_s_close(play, length):
         assert sender._messages.protocol._sent == sent
         await both(sender.close(), closing)
 
-    play(scene)
 
-
-def test_all_who_wait_for_room_learn_that_the_peer_has_closed(play):
+async def test_all_who_wait_for_room_learn_that_the_peer_has_closed(ordered):
     """What had not been sent is not sent."""
-
-    async def scene(closer, sender):
+    async with ordered() as (closer, sender):
         sending = [asyncio.ensure_future(sender.send(pattern(length))) for length in (SHORT, LONG) * 8]
         # The second long one waits for the first.
         sent = min(closer._own.slots, 3)
@@ -115,14 +104,11 @@ def test_all_who_wait_for_room_learn_that_the_peer_has_closed(play):
         assert not sender.closed
         await both(sender.close(), closing)
 
-    play(scene)
-
 
 @pytest.mark.parametrize("outcome", ["received", "cancelled"])
-def test_a_long_message_that_is_being_read_when_the_peer_closes(play, monkeypatch, outcome):
+async def test_a_long_message_that_is_being_read_when_the_peer_closes(ordered, monkeypatch, outcome):
     """Its send() says what becomes of it."""
-
-    async def scene(closer, sender):
+    async with ordered() as (closer, sender):
         go_on = asyncio.Event()
         move = closer._transfers.move
 
@@ -146,8 +132,6 @@ def test_a_long_message_that_is_being_read_when_the_peer_closes(play, monkeypatc
             with pytest.raises(aio.ConnectionEndedError, match="has not taken the message"):
                 await sending
         await both(sender.close(), closing)
-
-    play(scene)
 
 
 async def test_a_handler_whose_client_leaves_while_it_sends_ends_in_peace(adapter):

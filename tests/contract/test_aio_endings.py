@@ -15,8 +15,8 @@ from ndpy import aio
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("each_loop_where_quick")]
 
 
-def test_close_delivers_what_was_sent(run):
-    async def scene(client, server):
+async def test_close_delivers_what_was_sent(connected):
+    async with connected() as (client, server):
         for place in range(4):
             await client.send(pattern(SHORT, place))
         closing = asyncio.ensure_future(client.close())
@@ -24,14 +24,11 @@ def test_close_delivers_what_was_sent(run):
         assert [bytes(message) async for message in server] == [pattern(SHORT, place) for place in range(4)]
         await both(closing, server.close())
 
-    run(scene)
-
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 4, 8, 16])
-def test_a_long_message_is_not_offered_after_close(run, steps):
+async def test_a_long_message_is_not_offered_after_close(connected, steps):
     """Its memory is so long that it is registered in a thread. Meanwhile the connection is closed."""
-
-    async def scene(client, server):
+    async with connected() as (client, server):
         data = bytes(2 << 20)
         sending = asyncio.ensure_future(client.send(data))
         for _ in range(steps):
@@ -46,15 +43,12 @@ def test_a_long_message_is_not_offered_after_close(run, steps):
         else:
             assert messages == [data]
 
-    run(scene)
-
 
 @pytest.mark.parametrize("end", ["close", "abort"])
 @pytest.mark.parametrize("length", [SHORT, LONG])
-def test_all_senders_that_wait_in_line_learn_of_the_end(run, end, length):
+async def test_all_senders_that_wait_in_line_learn_of_the_end(connected, end, length):
     """The peer takes nothing."""
-
-    async def scene(client, server):
+    async with connected(client_options={"close_timeout_s": 0.3}) as (client, _server):
         sending = [asyncio.ensure_future(client.send(pattern(length))) for length in (SHORT, length) * 8]
         await asyncio.sleep(0.05)
         assert not all(task.done() for task in sending)
@@ -68,11 +62,9 @@ def test_all_senders_that_wait_in_line_learn_of_the_end(run, end, length):
             isinstance(task.exception(), (ndpy.ClosedError, aio.ConnectionResetError, type(None))) for task in done
         )
 
-    run(scene, client_options={"close_timeout_s": 0.3})
 
-
-def test_a_closed_connection_says_so(run):
-    async def scene(client, server):
+async def test_a_closed_connection_says_so(connected):
+    async with connected() as (client, server):
         await both(client.close(), server.close())
         assert client.closed
         for call in (client.send(b"x"), client.receive(), client.read(ndpy.RemoteMemory(0, 1, 0), into=bytearray(1))):
@@ -81,11 +73,9 @@ def test_a_closed_connection_says_so(run):
         await client.close()
         await client.wait_closed()
 
-    run(scene)
 
-
-def test_abort_is_a_reset_for_the_peer(run):
-    async def scene(client, server):
+async def test_abort_is_a_reset_for_the_peer(connected):
+    async with connected() as (client, server):
         waiting = asyncio.ensure_future(server.receive())
         closed = asyncio.ensure_future(server.wait_closed())
         await settle()
@@ -97,11 +87,9 @@ def test_abort_is_a_reset_for_the_peer(run):
             await client.send(b"x")
         await closed
 
-    run(scene)
 
-
-def test_messages_that_came_before_a_reset_are_received(run):
-    async def scene(client, server):
+async def test_messages_that_came_before_a_reset_are_received(connected):
+    async with connected() as (client, server):
         await client.send(b"first")
         await until(lambda: server._messages.inbox)
         client.abort()
@@ -110,13 +98,10 @@ def test_messages_that_came_before_a_reset_are_received(run):
         with pytest.raises(aio.ConnectionResetError):
             await server.receive()
 
-    run(scene)
 
-
-def test_a_message_of_a_connection_that_has_ended_is_not_that_of_the_next_one(run, adapter):
+async def test_a_message_of_a_connection_that_has_ended_is_not_that_of_the_next_one(connected, adapter):
     """Connections use the same memory one after the other."""
-
-    async def scene(client, server):
+    async with connected() as (client, server):
         await client.send(b"first")
         await until(lambda: server._messages.inbox)
         client.abort()
@@ -131,35 +116,28 @@ def test_a_message_of_a_connection_that_has_ended_is_not_that_of_the_next_one(ru
                 assert await connection.receive() == b"other"
         assert await server.receive() == b"first"
 
-    run(scene)
 
-
-def test_an_exception_in_the_block_aborts(adapter, run):
-    async def scene(client, server):
+async def test_an_exception_in_the_block_aborts(adapter, connected):
+    async with connected() as (client, server):
         with pytest.raises(ZeroDivisionError):
             async with client:
                 raise ZeroDivisionError
         with pytest.raises(aio.ConnectionResetError):
             await server.receive()
 
-    run(scene)
 
-
-def test_an_offer_that_is_out_when_the_peer_leaves_fails(run):
-    async def scene(client, server):
+async def test_an_offer_that_is_out_when_the_peer_leaves_fails(connected):
+    async with connected() as (client, server):
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
         await until(lambda: server._messages.inbox)
         server.abort()
         with pytest.raises(aio.ConnectionResetError):
             await sending
 
-    run(scene)
 
-
-def test_a_long_message_that_is_lost_with_the_connection_is_no_end_of_the_messages(run):
+async def test_a_long_message_that_is_lost_with_the_connection_is_no_end_of_the_messages(connected):
     """The peer waits for its reader as long as it says, and then disconnects."""
-
-    async def scene(client, server):
+    async with connected(client_options={"close_timeout_s": 0.2}) as (client, server):
         await client.send(b"first")
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
         await until(lambda: len(server._messages.inbox) == 2)
@@ -172,24 +150,18 @@ def test_a_long_message_that_is_lost_with_the_connection_is_no_end_of_the_messag
             with pytest.raises(aio.ConnectionResetError, match="a long message that was not read"):
                 await server.receive()
 
-    run(scene, client_options={"close_timeout_s": 0.2})
 
-
-def test_a_connection_is_freed_although_asyncio_has_ended_its_threads(adapter, run):
+async def test_a_connection_is_freed_although_asyncio_has_ended_its_threads(adapter, connected):
     """asyncio.run() does that before its last tasks are through."""
-
-    async def scene(client, server):
+    async with connected() as (_client, _server):
         await asyncio.get_running_loop().shutdown_default_executor()
-
-    run(scene)
     assert not adapter._device._open_children()
 
 
-def test_who_waits_for_long_posts_an_empty_write_now_and_then(run, monkeypatch):
+async def test_who_waits_for_long_posts_an_empty_write_now_and_then(connected, monkeypatch):
     """So a dead host is noticed, although it had acknowledged everything."""
     monkeypatch.setattr("ndpy.aio.hub._PROBE_S", 0.05)
-
-    async def scene(client, server):
+    async with connected() as (client, server):
         probes = []
         write_nothing = client._channel.write_nothing
         monkeypatch.setattr(
@@ -208,8 +180,6 @@ def test_who_waits_for_long_posts_an_empty_write_now_and_then(run, monkeypatch):
         count = len(probes)
         await asyncio.sleep(0.5)
         assert len(probes) == count
-
-    run(scene)
 
 
 def test_nothing_is_left_when_the_connections_are_closed(adapter, run):
@@ -256,11 +226,10 @@ def abort(connection):
 @pytest.mark.parametrize("own", ["close", "abort"])
 @pytest.mark.parametrize("peers", ["close", "abort"])
 @pytest.mark.parametrize("steps", [0, 2, 8])
-def test_ends_that_cross(run, adapter, own, peers, steps):
+async def test_ends_that_cross(connected, adapter, own, peers, steps):
     """Both ends end the connection in one way or the other, one of them some turns of the loop after the other."""
     ways = {"close": lambda connection: connection.close(), "abort": abort}
-
-    async def scene(client, server):
+    async with connected() as (client, server):
         waiting = [asyncio.ensure_future(connection.receive()) for connection in (client, server)]
         await settle()
         first = asyncio.ensure_future(ways[own](client))
@@ -274,15 +243,12 @@ def test_ends_that_cross(run, adapter, own, peers, steps):
             if (own, peers) == ("close", "close"):
                 with pytest.raises(ndpy.ClosedError):
                     await connection.receive()
-
-    run(scene)
     assert not adapter._device._open_children()
 
 
-def test_a_connection_that_fails_while_it_is_being_closed_is_closed(run):
+async def test_a_connection_that_fails_while_it_is_being_closed_is_closed(connected):
     """The peer, which has not closed its end, is gone."""
-
-    async def scene(client, server):
+    async with connected() as (client, _server):
         closing = [asyncio.ensure_future(client.close()) for _ in range(2)]
         await until(lambda: client._life.state == "closing")
         client.queue_pair.flush()
@@ -291,8 +257,6 @@ def test_a_connection_that_fails_while_it_is_being_closed_is_closed(run):
         with pytest.raises(aio.ConnectionResetError, match="ended it without close"):
             await client.send(b"x")
         await client.wait_closed()
-
-    run(scene)
 
 
 @pytest.mark.parametrize("seen", ["connecting", "opening"])

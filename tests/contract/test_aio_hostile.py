@@ -75,28 +75,24 @@ class Scene:
 
 
 @pytest.fixture
-def run(adapter, keep):
-    """run(play) calls play(scene). Then the server still serves, and closes everything within its time."""
+def served(adapter, keep):
+    """`async with served() as scene`. Then the server still serves, and closes everything within its time."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
 
-    def start(play, **options):
-        async def main():
-            scene = Scene(adapter, keep)
-            async with aio.serve(
-                (host_of(adapter), 0), scene.handler, adapter=adapter, **{**OPTIONS, **options}
-            ) as server:
-                scene.server = server
-                await play(scene)
-                while not scene.connections.empty():
-                    scene.connections.get_nowait()
-                await scene.is_good()
+    @contextlib.asynccontextmanager
+    async def start(**options):
+        scene = Scene(adapter, keep)
+        options = {"adapter": adapter, **OPTIONS, **options}
+        async with aio.serve((host_of(adapter), 0), scene.handler, **options) as scene.server:
+            yield scene
+            while not scene.connections.empty():
+                scene.connections.get_nowait()
+            await scene.is_good()
 
-        asyncio.run(asyncio.wait_for(main(), 4 * DEADLINE_S))
-        keep.close()
-        gc.collect()
-        assert adapter._device._open_children() == []
-
-    return start
+    yield start
+    keep.close()
+    gc.collect()
+    assert adapter._device._open_children() == []
 
 
 # ---- broken rules ----
@@ -121,21 +117,18 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_rule_is_a_protocol_error_for_its_end_and_a_reset_for_the_peer(run, name):
+async def test_a_broken_rule_is_a_protocol_error_for_its_end_and_a_reset_for_the_peer(served, name):
     data, match = BROKEN[name]
-
-    async def play(scene):
+    async with served() as scene:
         peer = await scene.begun()
         peer.send(data)
         with pytest.raises(aio.ProtocolError, match=match):
             raise await scene.end()
         await peer.ended()
 
-    run(play)
 
-
-def test_more_messages_than_granted(run):
-    async def play(scene):
+async def test_more_messages_than_granted(served):
+    async with served() as scene:
         scene.handle = lambda connection: asyncio.sleep(3600)
         peer = await scene.begun()
         connection = await scene.connections.get()
@@ -147,18 +140,14 @@ def test_more_messages_than_granted(run):
         with pytest.raises(aio.ProtocolError, match="more messages than it was granted"):
             await connection.receive()
 
-    run(play)
 
-
-def test_a_frame_that_is_longer_than_a_slot_ends_the_connection(run):
-    async def play(scene):
+async def test_a_frame_that_is_longer_than_a_slot_ends_the_connection(served):
+    async with served() as scene:
         peer = await scene.begun()
         peer.send(message(bytes(SLOT)))
         with pytest.raises(aio.ConnectionResetError):
             raise await scene.end()
         await peer.ended()
-
-    run(play)
 
 
 @pytest.mark.parametrize(
@@ -166,19 +155,18 @@ def test_a_frame_that_is_longer_than_a_slot_ends_the_connection(run):
     [b"", hello(version=2), hello(slots=0), hello(offers=65), hello(slot_size=63), hello()[:3]],
     ids=["nothing", "version", "slots", "offers", "slot-size", "three-bytes"],
 )
-def test_a_client_that_says_something_else_is_refused(run, private_data):
-    async def play(scene):
+async def test_a_client_that_says_something_else_is_refused(served, private_data):
+    async with served() as scene:
         with pytest.raises((ndpy.NdpyError, OSError)):
             await scene.peer().connect(scene.server.address, private_data or b"\0")
-
-    run(play)
 
 
 # ---- long messages ----
 
 
-def test_done_twice(run):
-    async def play(scene):
+async def test_done_twice(served):
+    async with served() as scene:
+
         async def handle(connection):
             await connection.send(bytes(LONG))
             await connection.receive()
@@ -191,13 +179,11 @@ def test_done_twice(run):
         with pytest.raises(aio.ProtocolError, match="DONE for offer 1, which is not open"):
             raise await scene.end()
 
-    run(play)
 
-
-def test_an_offer_that_nobody_answers_can_be_cancelled_and_costs_the_connection(run, monkeypatch):
+async def test_an_offer_that_nobody_answers_can_be_cancelled_and_costs_the_connection(served, monkeypatch):
     monkeypatch.setattr(transfers_module, "_LET_GO_S", 0.3)
+    async with served() as scene:
 
-    async def play(scene):
         async def handle(connection):
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(connection.send(bytes(LONG)), 0.2)
@@ -212,13 +198,10 @@ def test_an_offer_that_nobody_answers_can_be_cancelled_and_costs_the_connection(
         # The memory is out of reach for the peer.
         await peer.ended()
 
-    run(play)
 
-
-def test_offered_memory_that_is_gone(run, adapter):
+async def test_offered_memory_that_is_gone(served, adapter):
     require(adapter, ndpy.Capability.REGION_ACCESS)
-
-    async def play(scene):
+    async with served() as scene:
         peer = await scene.begun()
         remote = peer.lend(bytes(LONG))
         peer.lent.close()
@@ -229,37 +212,29 @@ def test_offered_memory_that_is_gone(run, adapter):
         if not has_quirk(scene.adapter, Quirk.IWARP_ONE_STATUS_FOR_LOSS_AND_MEMORY):
             assert isinstance(caught.value.__cause__, ndpy.NdpyError)
 
-    run(play)
 
-
-def test_offered_memory_that_cannot_be_read(run, adapter):
+async def test_offered_memory_that_cannot_be_read(served, adapter):
     require(adapter, ndpy.Capability.REGION_ACCESS)
     skip_where(adapter, Quirk.SIW_READS_WITHOUT_RIGHT)
-
-    async def play(scene):
+    async with served() as scene:
         peer = await scene.begun()
         region = peer.keep(scene.adapter.register(bytearray(LONG), Access.LOCAL_WRITE | Access.REMOTE_WRITE))
         peer.send(offer(1, region.remote()))
         with pytest.raises(aio.ConnectionResetError):
             raise await scene.end()
 
-    run(play)
 
-
-def test_an_offer_of_more_than_there_is_memory_fails_where_it_is_received(run):
+async def test_an_offer_of_more_than_there_is_memory_fails_where_it_is_received(served):
     """The program has allowed it."""
     most = (1 << 63) - 1
-
-    async def play(scene):
+    async with served(max_message_length=most) as scene:
         peer = await scene.begun()
         peer.send(offer(1, RemoteMemory(0, most, 1)))
         assert isinstance(await scene.end(), MemoryError)
 
-    run(play, max_message_length=most)
 
-
-def test_the_memory_of_an_offer_is_out_of_reach_after_done(run):
-    async def play(scene):
+async def test_the_memory_of_an_offer_is_out_of_reach_after_done(served):
+    async with served() as scene:
         data = bytearray(LONG)
 
         async def handle(connection):
@@ -278,11 +253,9 @@ def test_the_memory_of_an_offer_is_out_of_reach_after_done(run):
         with pytest.raises(aio.ConnectionResetError):
             raise await scene.end()
 
-    run(play)
 
-
-def test_the_memory_of_an_offer_cannot_be_written_to(run):
-    async def play(scene):
+async def test_the_memory_of_an_offer_cannot_be_written_to(served):
+    async with served() as scene:
         data = bytearray(b"d" * LONG)
 
         async def handle(connection):
@@ -297,14 +270,12 @@ def test_the_memory_of_an_offer_cannot_be_written_to(run):
             raise await scene.end()
         assert data == b"d" * LONG
 
-    run(play)
-
 
 # ---- peers that do nothing ----
 
 
-def test_a_client_that_connects_and_says_nothing_is_left_alone_after_a_while(run):
-    async def play(scene):
+async def test_a_client_that_connects_and_says_nothing_is_left_alone_after_a_while(served):
+    async with served(timeout_s=2.0) as scene:
         peers = [scene.peer() for _ in range(3)]
         for peer in peers:
             await peer.connect(scene.server.address)
@@ -312,11 +283,9 @@ def test_a_client_that_connects_and_says_nothing_is_left_alone_after_a_while(run
         for peer in peers:
             await peer.ended()
 
-    run(play, timeout_s=2.0)
 
-
-def test_a_server_that_accepts_and_says_nothing_is_left_after_a_while(adapter, keep, run):
-    async def play(scene):
+async def test_a_server_that_accepts_and_says_nothing_is_left_after_a_while(adapter, keep, served):
+    async with served() as scene:
         listener = keep(adapter.listen((host_of(adapter), 0)))
         connecting = asyncio.ensure_future(
             aio.connect(listener.address, adapter=adapter, **{**OPTIONS, "timeout_s": 2.0}).__aenter__()
@@ -326,12 +295,10 @@ def test_a_server_that_accepts_and_says_nothing_is_left_after_a_while(adapter, k
         with pytest.raises(ndpy.TimeoutError, match="accepted the connection and then said nothing"):
             await connecting
 
-    run(play)
-
 
 @pytest.mark.parametrize("first", [frame(GRANT), message(b"x"), frame(CLOSE)], ids=["grant", "message", "close"])
-def test_a_server_that_does_not_begin_with_start(adapter, keep, run, first):
-    async def play(scene):
+async def test_a_server_that_does_not_begin_with_start(adapter, keep, served, first):
+    async with served() as scene:
         listener = keep(adapter.listen((host_of(adapter), 0)))
         connecting = asyncio.ensure_future(aio.connect(listener.address, adapter=adapter, **OPTIONS).__aenter__())
         peer = scene.peer()
@@ -341,11 +308,11 @@ def test_a_server_that_does_not_begin_with_start(adapter, keep, run, first):
         with pytest.raises(aio.ProtocolError, match="has not begun"):
             await connecting
 
-    run(play)
 
+async def test_a_peer_that_takes_no_messages_holds_up_its_own_handler(served):
+    # Leaving the server's block cancels the handler, which waits for room.
+    async with served() as scene:
 
-def test_a_peer_that_takes_no_messages_holds_up_its_own_handler(run):
-    async def play(scene):
         async def handle(connection):
             for _ in range(100):
                 await connection.send(b"message")
@@ -356,24 +323,20 @@ def test_a_peer_that_takes_no_messages_holds_up_its_own_handler(run):
             assert (await peer.frame())[0] == aio_peer.MESSAGE
         await scene.is_good()
         assert scene.ends.empty()
-        # Leaving the server's block cancels the handler, which waits for room.
-
-    run(play)
 
 
-def test_a_peer_that_posts_no_receives_ends_its_own_connection(run):
-    async def play(scene):
+async def test_a_peer_that_posts_no_receives_ends_its_own_connection(served):
+    async with served() as scene:
         peer = scene.peer(receives=0)
         await peer.connect(scene.server.address)
         peer.send(frame(START))
         await asyncio.to_thread(peer.connector.wait_disconnected, DEADLINE_S)
         assert isinstance(await scene.end(), aio.ConnectionResetError)
 
-    run(play)
 
+async def test_a_peer_that_never_closes_is_waited_for_as_long_as_the_server_says(served):
+    async with served() as scene:
 
-def test_a_peer_that_never_closes_is_waited_for_as_long_as_the_server_says(run):
-    async def play(scene):
         async def handle(connection):
             await connection.send(b"bye")
 
@@ -381,8 +344,6 @@ def test_a_peer_that_never_closes_is_waited_for_as_long_as_the_server_says(run):
         peer = await scene.begun()
         await peer.frame_of(CLOSE)
         await peer.ended()
-
-    run(play)
 
 
 # ---- peers that die ----
@@ -402,12 +363,11 @@ async def process(adapter, address, step):
 
 
 @pytest.mark.parametrize("step", sample(list(reversed(aio_peer.STEPS)), 2 if sys.platform == "linux" else 1))
-def test_a_process_that_is_killed_is_a_reset(adapter, run, step):
+async def test_a_process_that_is_killed_is_a_reset(adapter, served, step):
     if aio_peer.STEPS.index(step) >= aio_peer.STEPS.index("offered"):
         # The process offers a region.
         require(adapter, ndpy.Capability.REGION_ACCESS)
-
-    async def play(scene):
+    async with served() as scene:
         async with process(adapter, scene.server.address, step) as child:
             assert (await child.stdout.readline()).split() == [b"there"]
             await scene.is_good()
@@ -421,14 +381,12 @@ def test_a_process_that_is_killed_is_a_reset(adapter, run, step):
             else:
                 assert isinstance(end, aio.ConnectionResetError)
 
-    run(play)
-
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux stops processes")
-def test_a_process_that_is_stopped_holds_up_nobody(adapter, run):
+async def test_a_process_that_is_stopped_holds_up_nobody(adapter, served):
     """On soft0 its adapter is stopped with it, and answers nothing."""
+    async with served() as scene:
 
-    async def play(scene):
         async def handle(connection):
             async with connection.expose(bytearray(LONG)):
                 await asyncio.gather(*(connection.send(bytes(length)) for length in (10, LONG) * 10))
@@ -443,5 +401,3 @@ def test_a_process_that_is_stopped_holds_up_nobody(adapter, run):
             await connection.close()
             assert time.monotonic() - began < DEADLINE_S
             assert isinstance(await scene.end(), (ndpy.ClosedError, ConnectionError))
-
-    run(play)

@@ -84,17 +84,14 @@ def test_a_connection_error_of_something_else_is_not_taken_for_the_client_s_end(
     assert type(context["exception"]) is kind
 
 
-def test_the_end_of_another_connection_does_not_end_this_one_in_peace(run):
+async def test_the_end_of_another_connection_does_not_end_this_one_in_peace(connected):
     """The peer must not take what it got for complete."""
-
-    async def scene(client, server):
+    async with connected() as (client, server):
         with pytest.raises(aio.ConnectionEndedError):
             async with client:
                 raise aio.ConnectionEndedError("another one has ended")
         with pytest.raises(aio.ConnectionResetError):
             await server.receive()
-
-    run(scene)
 
 
 def test_a_client_s_end_is_still_no_error_of_the_handler(adapter):

@@ -8,7 +8,7 @@ import ctypes
 import re
 
 import pytest
-from kit.aio_ends import LONG, SHORT, both, pattern, run  # noqa: F401
+from kit.aio_ends import LONG, SHORT, both, pattern
 from kit.helpers import create_end, require
 
 import ndpy
@@ -70,10 +70,9 @@ def made(kinds, length):
 
 
 @LENGTHS
-def test_a_buffer_that_is_not_plain_is_refused_by_every_call_of_a_connection(run, length):  # noqa: F811
+async def test_a_buffer_that_is_not_plain_is_refused_by_every_call_of_a_connection(connected, length):
     data = pattern(length)
-
-    async def scene(client, server):
+    async with connected() as (client, server):
         sending = asyncio.ensure_future(server.send(data))
         async with server.expose(bytearray(length)) as remote:
             for kind, buffer, match in made(BAD, length):
@@ -89,12 +88,10 @@ def test_a_buffer_that_is_not_plain_is_refused_by_every_call_of_a_connection(run
         assert await client.receive() == data
         await sending
 
-    run(scene)
-
 
 @LENGTHS
-def test_the_bytes_of_a_plain_buffer_come_in_the_order_of_its_elements(run, length):  # noqa: F811
-    async def scene(client, server):
+async def test_the_bytes_of_a_plain_buffer_come_in_the_order_of_its_elements(connected, length):
+    async with connected() as (client, server):
         for (kind, buffer, _), (_, sink, _) in zip(made(GOOD, length), made(GOOD, length), strict=True):
             view = memoryview(buffer).cast("B")
             view[:] = data = pattern(view.nbytes)
@@ -102,12 +99,10 @@ def test_the_bytes_of_a_plain_buffer_come_in_the_order_of_its_elements(run, leng
             assert count == len(data), kind
             assert bytes(sink) == data, kind
 
-    run(scene)
-
 
 @LENGTHS
 @pytest.mark.parametrize("what", ["lease", "region by its address", "region", "slice"])
-def test_registered_memory_is_sent_and_filled_at_every_length(run, adapter, keep, what, length):  # noqa: F811
+def test_registered_memory_is_sent_and_filled_at_every_length(run, adapter, keep, what, length):
     buffer, data = bytearray(length), pattern(length)
     if what == "lease":
         memory = keep(ndpy.RegistrationCache(adapter, max_bytes=1 << 20, max_entries=4)).local(buffer)
@@ -171,13 +166,14 @@ def test_inline_data_that_is_not_plain_is_not_sent(adapter, keep, kind):
 
 
 @LENGTHS
-def test_what_cannot_be_written_to_is_not_received_into_and_not_taken_for_the_peer_s_end(run, adapter, keep, length):  # noqa: F811
+async def test_what_cannot_be_written_to_is_not_received_into_and_not_taken_for_the_peer_s_end(
+    connected, adapter, keep, length
+):
     """A long message would have ended as if the peer had closed the connection."""
     require(adapter, ndpy.Capability.REGION_ACCESS)
     frozen, data = bytes(length), pattern(length)
     region = keep(adapter.register(frozen, Access.NONE))
-
-    async def scene(client, server):
+    async with connected() as (client, server):
         sending = asyncio.ensure_future(server.send(data))
         async with server.expose(bytearray(length)) as remote:
             for sink in (frozen, memoryview(frozen), region, region[:length]):
@@ -187,5 +183,3 @@ def test_what_cannot_be_written_to_is_not_received_into_and_not_taken_for_the_pe
         assert await client.receive() == data
         await sending
         assert not client.closed
-
-    run(scene)

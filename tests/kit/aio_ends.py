@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import gc
 import inspect
 import time
@@ -25,26 +27,38 @@ LONGEST_SHORT = SLOT - HEADER_LENGTH
 OPTIONS = {"slot_size": SLOT, "slots": 4, "close_timeout_s": DEADLINE_S, "timeout_s": DEADLINE_S}
 
 
+@contextlib.asynccontextmanager
+async def _connected(adapter, client_options=None, server_options=None):
+    arrived: asyncio.Future[aio.Connection] = asyncio.get_running_loop().create_future()
+    leave = asyncio.Event()
+
+    async def handler(connection):
+        arrived.set_result(connection)
+        await leave.wait()
+
+    options = {"adapter": adapter, **OPTIONS, **(server_options or {})}
+    async with aio.serve((host_of(adapter), 0), handler, **options) as server:
+        options = {"adapter": adapter, **OPTIONS, **(client_options or {})}
+        async with aio.connect(server.address, **options) as client:
+            yield client, await arrived
+            leave.set()
+
+
 @pytest.fixture
-def run(adapter):
-    """run(scene) calls the coroutine function with a client and the server's end of one connection."""
+def connected(adapter):
+    """`async with connected() as (client, server)`: the two ends of one connection."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+    return functools.partial(_connected, adapter)
 
-    def start(scene, *, client_options=None, server_options=None):
+
+@pytest.fixture
+def run(adapter, connected):
+    """run(scene) calls the coroutine function with a client and the server's end of one connection."""
+
+    def start(scene, **options):
         async def main():
-            arrived: asyncio.Future[aio.Connection] = asyncio.get_running_loop().create_future()
-            leave = asyncio.Event()
-
-            async def handler(connection):
-                arrived.set_result(connection)
-                await leave.wait()
-
-            options = {"adapter": adapter, **OPTIONS, **(server_options or {})}
-            async with aio.serve((host_of(adapter), 0), handler, **options) as server:
-                options = {"adapter": adapter, **OPTIONS, **(client_options or {})}
-                async with aio.connect(server.address, **options) as client:
-                    await scene(client, await arrived)
-                    leave.set()
+            async with connected(**options) as ends:
+                await scene(*ends)
 
         asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE_S))
 
