@@ -8,7 +8,7 @@ from perf_ends import perf, serving, world  # noqa: F401
 
 if sys.platform == "linux":
     from data_path_provider import provider, provider_path  # noqa: F401
-    from fake_verbs import fake, fake_softverbs_path, fake_verbs_path, soft  # noqa: F401
+    from fake_verbs import connected, fake, fake_softverbs_path, fake_verbs_path, soft  # noqa: F401
     from posting_ends import cq, queues  # noqa: F401
     from racing import adapter, points, scene  # noqa: F401
 
@@ -33,3 +33,11 @@ def queue_pair(adapter, queue):
     """A queue pair of the module's adapter. Nothing is connected."""
     with adapter.create_queue_pair(queue) as queue_pair:
         yield queue_pair
+
+
+@pytest.fixture
+def unraisable(monkeypatch):
+    """The exceptions that go to sys.unraisablehook, by kind and words."""
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: seen.append((what.exc_type, str(what.exc_value))))
+    return seen

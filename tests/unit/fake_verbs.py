@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from kit import linux_only as linux_only
+from kit.deadlines import DEADLINE_S
 
 import ndpy
 from ndpy.platforms.verbs import adapter_info, native_calls, probing, softverbs
@@ -312,3 +313,25 @@ def soft(
     probing._probed.clear()
     native_calls._softverbs_loaded = False
     _check_end(soft)
+
+
+def opened(**settings: int) -> Any:
+    """A fixture: the provider's adapter, opened with these settings. It has an address."""
+
+    @pytest.fixture
+    def adapter(fake: FakeVerbs) -> Iterator[ndpy.Adapter]:
+        fake.have_address()
+        with fake.open(**settings) as adapter:
+            yield adapter
+
+    return adapter
+
+
+@pytest.fixture
+def connected(adapter: ndpy.Adapter, queue: ndpy.CompletionQueue) -> Iterator[ndpy.QueuePair]:
+    """A connected queue pair of the module's adapter."""
+    with (
+        adapter.create_queue_pair(queue) as queue_pair,
+        adapter.connect(queue_pair, ("127.0.0.1", 4791), timeout_s=DEADLINE_S),
+    ):
+        yield queue_pair

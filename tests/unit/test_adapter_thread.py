@@ -33,22 +33,13 @@ def test_calls_are_made_in_the_thread_in_their_order(thread):
     assert not thread.is_current()
 
 
-def test_a_call_that_raises_is_reported_and_ends_nothing(thread, monkeypatch):
-    reported, done = [], threading.Event()
-    monkeypatch.setattr("sys.unraisablehook", lambda what: reported.append(type(what.exc_value)))
-    thread.call_soon(lambda: 1 // 0)
+@pytest.mark.parametrize(("call", "kind"), [(lambda: 1 // 0, ZeroDivisionError), (sys.exit, SystemExit)])
+def test_a_call_that_raises_is_reported_and_ends_nothing(thread, unraisable, call, kind):
+    done = threading.Event()
+    thread.call_soon(call)
     thread.call_soon(done.set)
     assert done.wait(DEADLINE_S)
-    assert reported == [ZeroDivisionError]
-
-
-def test_sys_exit_in_a_call_is_reported_and_ends_nothing(thread, monkeypatch):
-    reported, done = [], threading.Event()
-    monkeypatch.setattr("sys.unraisablehook", lambda what: reported.append(type(what.exc_value)))
-    thread.call_soon(sys.exit)
-    thread.call_soon(done.set)
-    assert done.wait(DEADLINE_S)
-    assert reported == [SystemExit]
+    assert [reported for reported, _ in unraisable] == [kind]
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
@@ -93,17 +84,14 @@ def test_an_event_handler_that_raises_is_reported_and_ends_nothing(thread, monke
     assert "Reader" in where
 
 
-def test_a_thread_that_cannot_wait_any_more_is_reported_and_ends(monkeypatch):
-    reported = []
-    monkeypatch.setattr("sys.unraisablehook", lambda what: reported.append(type(what.exc_value)))
-
+def test_a_thread_that_cannot_wait_any_more_is_reported_and_ends(monkeypatch, unraisable):
     def fail(self) -> bool:
         raise OSError("no epoll")
 
     monkeypatch.setattr(EventThread, "_native_turn", fail)
     thread = EventThread("test", Orphans())
     wait_until(lambda: not thread._thread.is_alive(), "the thread ends")
-    assert reported == [OSError]
+    assert unraisable == [(OSError, "no epoll")]
     thread.stop()
 
 

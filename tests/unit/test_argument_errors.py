@@ -6,6 +6,7 @@ import asyncio
 import re
 
 import pytest
+from fake_verbs import opened
 from kit import linux_only as linux_only
 
 import ndpy
@@ -18,23 +19,7 @@ MADE = [
 ]
 
 
-@pytest.fixture
-def adapter(fake):
-    fake.have_address()
-    with fake.open(windows=1) as adapter:
-        yield adapter
-
-
-@pytest.fixture
-def queue(adapter):
-    with adapter.create_completion_queue(8) as queue:
-        yield queue
-
-
-@pytest.fixture
-def queue_pair(adapter, queue):
-    with adapter.create_queue_pair(queue) as queue_pair:
-        yield queue_pair
+adapter = opened(windows=1)
 
 
 # ---- objects that others make ----

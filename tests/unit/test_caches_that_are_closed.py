@@ -6,6 +6,7 @@ import errno
 from typing import Any
 
 import pytest
+from fake_verbs import opened
 from kit.helpers import Replacing, wait_until
 from racing import DEADLINE_S, Elsewhere
 
@@ -13,12 +14,7 @@ import ndpy
 from ndpy.platforms.verbs import memory
 from ndpy.platforms.verbs.native_calls import lib
 
-
-@pytest.fixture
-def adapter(fake):
-    fake.have_address()
-    with fake.open(windows=1) as adapter:
-        yield adapter
+adapter = opened(windows=1)
 
 
 @pytest.fixture

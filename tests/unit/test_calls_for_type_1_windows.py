@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fake_verbs import connected, opened
 from kit import linux_only as linux_only
 from kit.deadlines import DEADLINE_S
 
@@ -14,17 +15,10 @@ SERVER = ("127.0.0.1", 4791)
 REMOTE_WRITE, REMOTE_READ = 2, 4  # enum ibv_access_flags
 
 
-@pytest.fixture
-def adapter(fake):
-    fake.have_address()
-    with fake.open(windows=2) as adapter:
-        yield adapter
+adapter = opened(windows=2)
 
 
-@pytest.fixture
-def queue_pair(adapter, queue):
-    with adapter.create_queue_pair(queue) as queue_pair, adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S):
-        yield queue_pair
+queue_pair = connected
 
 
 @pytest.fixture

@@ -411,17 +411,14 @@ def test_a_region_that_is_dropped_says_so_once(adapter, registrar, monkeypatch):
     assert adopted == []
 
 
-def test_what_is_raised_for_a_dropped_region_is_reported(adapter, registrar, monkeypatch):
-    seen: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda args: seen.append(args.exc_type))
-
+def test_what_is_raised_for_a_dropped_region_is_reported(adapter, registrar, monkeypatch, unraisable):
     def fail(self: Region) -> None:
         raise ValueError("not now")
 
     monkeypatch.setattr(Region, "_on_dropped", fail)
     adapter.register(bytearray(8))
     registrar.left.clear()
-    assert seen == [ValueError]
+    assert unraisable == [(ValueError, "not now")]
 
 
 def test_a_region_that_is_being_freed_is_not_among_the_open_ones(adapter, registrar):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 
 import pytest
+from fake_verbs import connected
 from kit import linux_only as linux_only
 from kit.deadlines import DEADLINE_S
 
@@ -43,11 +44,7 @@ def queue(adapter):
         yield queue
 
 
-@pytest.fixture
-def queue_pair(adapter, queue):
-    """Connected."""
-    with adapter.create_queue_pair(queue) as queue_pair, adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S):
-        yield queue_pair
+queue_pair = connected
 
 
 def receive(fake, queue_pair, count, first=0, **options):

@@ -6,6 +6,7 @@ import errno
 import gc
 
 import pytest
+from fake_verbs import opened
 from kit import linux_only as linux_only
 
 import ndpy
@@ -16,10 +17,7 @@ LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, ZERO_BASED = 1, 2, 4, 1 << 5
 SIZE = 4096
 
 
-@pytest.fixture
-def adapter(fake):
-    with fake.open(device_memory=SIZE) as adapter:
-        yield adapter
+adapter = opened(device_memory=SIZE)
 
 
 @pytest.fixture

@@ -23,16 +23,6 @@ from ndpy.objects import adapter as adapter_module
 from ndpy.objects.resource import Orphans, Resource
 from ndpy.vocabulary.unraisable import report
 
-
-@pytest.fixture
-def ignored() -> Iterator[list[Any]]:
-    """The exceptions that went to sys.unraisablehook."""
-    seen: list[Any] = []
-    former, sys.unraisablehook = sys.unraisablehook, lambda args: seen.append((args.exc_type, str(args.exc_value)))
-    yield seen
-    sys.unraisablehook = former
-
-
 # ---- memory that another library frees ----
 
 
@@ -67,7 +57,7 @@ def test_what_is_owned_is_freed_once_and_after_its_last_view():
     assert freed == [(pages, 5)]
 
 
-def test_owning_without_memory_and_with_a_failing_end(ignored):
+def test_owning_without_memory_and_with_a_failing_end(unraisable):
     def fail() -> None:
         raise ValueError("it could not be freed")
 
@@ -78,15 +68,15 @@ def test_owning_without_memory_and_with_a_failing_end(ignored):
         _core.Owned(fail, (), 5)
     with pytest.raises(BufferError):
         _core.Owned(fail, (), b"read-only")
-    assert not ignored
+    assert not unraisable
     del owned
-    assert ignored == [(ValueError, "it could not be freed")]
+    assert unraisable == [(ValueError, "it could not be freed")]
 
 
 # ---- warnings that are errors ----
 
 
-def test_what_is_dropped_is_released_although_its_warning_is_an_error(fake, ignored):
+def test_what_is_dropped_is_released_although_its_warning_is_an_error(fake, unraisable):
     adapter = fake.open()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -95,12 +85,12 @@ def test_what_is_dropped_is_released_although_its_warning_is_an_error(fake, igno
         gc.collect()
         adapter.close()
     assert fake.seen.registered == 0
-    ((kind, text),) = ignored
+    ((kind, text),) = unraisable
     assert kind is ResourceWarning
     assert "unclosed <MemoryRegion" in text
 
 
-def test_a_lease_that_is_dropped_is_given_back_although_its_warning_is_an_error(fake, ignored):
+def test_a_lease_that_is_dropped_is_given_back_although_its_warning_is_an_error(fake, unraisable):
     adapter = fake.open()
     cache = ndpy.RegistrationCache(adapter, max_bytes=1 << 20, max_entries=4)
     with warnings.catch_warnings():
@@ -110,7 +100,7 @@ def test_a_lease_that_is_dropped_is_given_back_although_its_warning_is_an_error(
         gc.collect()
         cache.close()
         adapter.close()
-    assert [kind for kind, _ in ignored] == [ResourceWarning]
+    assert [kind for kind, _ in unraisable] == [ResourceWarning]
 
 
 # ---- orphans ----
@@ -211,14 +201,14 @@ def test_an_adapter_names_what_could_not_be_closed(adapter, orphans):
     assert orphans[0].closed
 
 
-def test_what_the_adapters_thread_cannot_handle_is_reported_and_ends_it_not(adapter, orphans, ignored):
+def test_what_the_adapters_thread_cannot_handle_is_reported_and_ends_it_not(adapter, orphans, unraisable):
     """If warnings are errors, the warning is raised in the thread that warns."""
     orphans[0].failures = [ValueError("not now")]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         adapter._adopt(orphans[0])
-        wait_until(lambda: ignored, "the warning of the adapter's thread")
-        ((kind, text),) = ignored
+        wait_until(lambda: unraisable, "the warning of the adapter's thread")
+        ((kind, text),) = unraisable
         assert kind is ResourceWarning
         assert "Orphan 0" in text
         adapter._adopt(orphans[1])
@@ -237,7 +227,7 @@ def test_a_report_says_where_and_shows_the_exception(capfd, monkeypatch):
     assert "ValueError: not now" in shown
 
 
-def test_a_report_keeps_nothing(ignored):
+def test_a_report_keeps_nothing(unraisable):
     class Memory:
         pass
 
@@ -255,7 +245,7 @@ def test_a_report_keeps_nothing(ignored):
         assert fail()() is None
     finally:
         gc.enable()
-    assert ignored
+    assert unraisable
 
 
 # ---- the garbage collector at close ----

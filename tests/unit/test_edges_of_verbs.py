@@ -13,6 +13,7 @@ import struct
 import threading
 
 import pytest
+from fake_verbs import opened
 from kit.deadlines import DEADLINE_S
 from kit.helpers import Replacing, wait_until
 from racing import Elsewhere
@@ -33,18 +34,7 @@ SERVER = ("127.0.0.1", 4791)
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, ON_DEMAND = 1, 2, 4, 8, 1 << 6  # enum ibv_access_flags
 
 
-@pytest.fixture
-def adapter(fake):
-    fake.have_address()
-    with fake.open(windows=1) as adapter:
-        yield adapter
-
-
-@pytest.fixture
-def connected(adapter, queue):
-    """A connected queue pair."""
-    with adapter.create_queue_pair(queue) as queue_pair, adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S):
-        yield queue_pair
+adapter = opened(windows=1)
 
 
 @pytest.mark.parametrize(

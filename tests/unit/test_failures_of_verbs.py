@@ -14,6 +14,7 @@ import threading
 import types
 
 import pytest
+from fake_verbs import opened
 from kit.deadlines import DEADLINE_S
 from kit.helpers import Replacing, wait_until
 from racing import Elsewhere
@@ -31,11 +32,7 @@ from ndpy.vocabulary import system_files
 SERVER = ("127.0.0.1", 4791)
 
 
-@pytest.fixture
-def adapter(fake):
-    fake.have_address()
-    with fake.open(windows=1) as adapter:
-        yield adapter
+adapter = opened(windows=1)
 
 
 # ---- memory, and allocations that fail ----
@@ -342,19 +339,16 @@ def test_what_a_revocation_finds_is_told_to_a_waiter_whom_the_driver_does_not_te
         assert [completion.context for completion in waiter.result()] == [7]
 
 
-def test_a_poller_for_which_no_descriptor_is_left_ends_quietly(fake, monkeypatch):
-    reported = []
-
+def test_a_poller_for_which_no_descriptor_is_left_ends_quietly(fake, monkeypatch, unraisable):
     def refuse(*_):
         raise OSError(errno.EMFILE, "too many files")
 
-    monkeypatch.setattr(sys, "unraisablehook", lambda what: reported.append(what.exc_value))
     with monkeypatch.context() as patch:
         patch.setattr(native_calls, "os", types.SimpleNamespace(**{**vars(os), "eventfd": refuse}))
         with pytest.raises(ndpy.InsufficientResourcesError, match="RLIMIT_NOFILE"):
             ndpy.Poller()
     gc.collect()
-    assert reported == []
+    assert unraisable == []
 
 
 def test_a_poller_told_late_of_a_queue_that_it_has_no_more_leaves_it_alone(fake, queue, queue_pair):

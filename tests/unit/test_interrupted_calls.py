@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fake_verbs import opened
 from kit.helpers import is_free
 from racing import DEADLINE_S, Elsewhere, Queue
 
@@ -69,10 +70,7 @@ def walk(run: Callable[[CtrlC], None], least: int) -> None:
     assert chosen >= least, f"only {chosen} points"
 
 
-@pytest.fixture
-def adapter(fake):
-    with fake.open() as adapter:
-        yield adapter
+adapter = opened()
 
 
 @pytest.mark.parametrize("kind", ["queue", "queue pair"])

@@ -260,17 +260,15 @@ def test_a_dropped_lease_says_so_once_and_a_released_one_nothing(finder):
     assert finder.dropped == 2
 
 
-def test_what_a_finalizer_raises_is_reported_and_nothing_else_is_lost(finder, monkeypatch):
+def test_what_a_finalizer_raises_is_reported_and_nothing_else_is_lost(finder, unraisable):
     def fail(lease):
         raise OSError("no")
 
-    reports = []
     finder.on_dropped = fail
-    monkeypatch.setattr(sys, "unraisablehook", lambda report: reports.append(str(report.exc_value)))
     buffer = bytearray(8)
     learn(finder, buffer)
     find(finder, buffer)
-    assert reports == ["no"]
+    assert unraisable == [(OSError, "no")]
 
 
 def test_a_dropped_lease_that_somebody_takes_is_dropped_once(finder):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from kit.deadlines import DEADLINE_S, wait_until
 from kit.helpers import is_free
+from kit.threads import in_threads
 from racing import Elsewhere
 
 import ndpy
@@ -330,37 +331,25 @@ def test_many_threads_begin_cancel_and_close(fake, adapter):
     """Each registration ends once, with a region or as cancelled. All regions can be closed."""
     fake.settings.delay_us = 50
     ended: list[ndpy.Pending] = []
-    failures: list[BaseException] = []
 
     def work(number: int) -> None:
-        try:
-            for turn in range(30):
-                pending = adapter.begin_register(bytearray(LARGE))
-                pending.add_done_callback(ended.append)
-                in_time = (turn + number) % 3 == 0 and pending.cancel()
-                assert isinstance(in_time, bool)
-                try:
-                    pending.result(DEADLINE_S if turn % 2 else None).close()
-                    assert not in_time
-                except ndpy.CanceledError:
-                    assert in_time
-        except BaseException as error:
-            failures.append(error)
+        for turn in range(30):
+            pending = adapter.begin_register(bytearray(LARGE))
+            pending.add_done_callback(ended.append)
+            in_time = (turn + number) % 3 == 0 and pending.cancel()
+            assert isinstance(in_time, bool)
+            try:
+                pending.result(DEADLINE_S if turn % 2 else None).close()
+                assert not in_time
+            except ndpy.CanceledError:
+                assert in_time
 
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(DEADLINE_S)
-    assert not failures
+    in_threads(6, work, DEADLINE_S)
     assert len(ended) == len({id(pending) for pending in ended}) == 180
     assert len(threads()) <= THREADS
 
 
-def test_a_callback_that_raises_does_not_end_its_thread(fake, adapter, monkeypatch):
-    told: list[str] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(str(args.exc_value)))
-
+def test_a_callback_that_raises_does_not_end_its_thread(fake, adapter, unraisable):
     def bad(_) -> None:
         raise ValueError("the program's own")
 
@@ -370,8 +359,8 @@ def test_a_callback_that_raises_does_not_end_its_thread(fake, adapter, monkeypat
     fake.release()
     for pending in pendings:
         pending.result(DEADLINE_S).close()
-    wait_until(lambda: len(told) == 8, "somebody is told of each")
-    assert set(told) == {"the program's own"}
+    wait_until(lambda: len(unraisable) == 8, "somebody is told of each")
+    assert set(unraisable) == {(ValueError, "the program's own")}
     assert len(threads()) == THREADS
     adapter.begin_register(bytearray(LARGE)).result(DEADLINE_S).close()
 

@@ -13,14 +13,19 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
+from kit.walking import Elsewhere
 
 import ndpy
 from ndpy import Pending
 from ndpy.objects.pending import wait_or_cancel
 
 
-def test_it_ends_once():
-    pending: Pending[int] = Pending("work")
+@pytest.fixture
+def pending() -> Pending[int]:
+    return Pending("work")
+
+
+def test_it_ends_once(pending):
     assert not pending.done()
     assert pending.succeed(1)
     assert not pending.succeed(2)
@@ -43,8 +48,7 @@ def test_what_prepares_a_value_is_done_before_anybody_sees_it_and_only_if_somebo
     assert (calls, pending.result(0)) == (["prepared", "told"], 7)
 
 
-def test_a_failure_is_raised_with_every_result():
-    pending: Pending[int] = Pending("work")
+def test_a_failure_is_raised_with_every_result(pending):
     assert pending.fail(ValueError("why"))
     for _ in range(2):
         with pytest.raises(ValueError, match="why"):
@@ -87,9 +91,8 @@ def test_an_operation_that_ends_while_it_is_cancelled_keeps_its_value():
     assert pending.result(0) == 5
 
 
-def test_callbacks_run_once_each_and_at_once_when_late():
+def test_callbacks_run_once_each_and_at_once_when_late(pending):
     seen: list[Pending[int]] = []
-    pending: Pending[int] = Pending("work")
     pending.add_done_callback(seen.append)
     assert not seen
     pending.succeed(1)
@@ -97,16 +100,10 @@ def test_callbacks_run_once_each_and_at_once_when_late():
     assert seen == [pending, pending]
 
 
-def test_waiting_threads_wake():
-    pending: Pending[int] = Pending("work")
-    results: list[int] = []
-    threads = [threading.Thread(target=lambda: results.append(pending.result(10))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
+def test_waiting_threads_wake(pending):
+    waiting = [Elsewhere(lambda: pending.result(10)).start() for _ in range(3)]
     pending.succeed(4)
-    for thread in threads:
-        thread.join(10)
-    assert results == [4, 4, 4]
+    assert [thread.result() for thread in waiting] == [4, 4, 4]
 
 
 def test_repr_tells_the_state():
@@ -128,9 +125,8 @@ def test_it_can_be_awaited_from_before_and_after_its_end():
     assert asyncio.run(asyncio.wait_for(main(), 10)) == [1, 2, 2]
 
 
-def test_a_failure_reaches_the_await():
+def test_a_failure_reaches_the_await(pending):
     async def main() -> None:
-        pending: Pending[int] = Pending("work")
         threading.Timer(0.05, pending.fail, [ValueError("why")]).start()
         await pending
 
@@ -157,8 +153,7 @@ def test_cancelling_the_await_cancels_the_operation():
     assert pending.done()
 
 
-def test_an_operation_that_outlives_its_loop_ends_quietly():
-    pending: Pending[int] = Pending("work")
+def test_an_operation_that_outlives_its_loop_ends_quietly(pending):
 
     async def main() -> None:
         task = asyncio.create_task(wait())
@@ -223,8 +218,7 @@ def no_collector() -> Iterator[None]:
     ],
     ids=["failed", "failed with what was raised", "cancelled", "timed out"],
 )
-def test_a_failure_keeps_nothing_of_those_who_waited_for_it(no_collector, fail):
-    pending: Pending[int] = Pending("work")
+def test_a_failure_keeps_nothing_of_those_who_waited_for_it(no_collector, fail, pending):
     fail(pending)
     assert wait_for(pending)() is None
 
@@ -240,7 +234,7 @@ def test_a_dropped_pending_goes_at_once_although_its_failure_was_raised(no_colle
     assert wait()() is None
 
 
-def test_a_failure_keeps_nothing_of_where_it_was_raised(no_collector):
+def test_a_failure_keeps_nothing_of_where_it_was_raised(no_collector, pending):
     def make(pending: Pending[int]) -> weakref.ref[Memory]:
         memory = Memory()
         try:
@@ -249,12 +243,10 @@ def test_a_failure_keeps_nothing_of_where_it_was_raised(no_collector):
             pending.fail(error)
         return weakref.ref(memory)
 
-    pending: Pending[int] = Pending("work")
     assert make(pending)() is None
 
 
-def test_every_result_raises_an_exception_of_its_own_that_says_the_same():
-    pending: Pending[int] = Pending("work")
+def test_every_result_raises_an_exception_of_its_own_that_says_the_same(pending):
     original = refused()
     pending.fail(original)
     raised = []
@@ -275,8 +267,7 @@ class Particular(Exception):
         super().__init__(f"{first} and {second}")
 
 
-def test_an_exception_that_cannot_be_copied_is_raised_itself():
-    pending: Pending[int] = Pending("work")
+def test_an_exception_that_cannot_be_copied_is_raised_itself(pending):
     pending.fail(Particular("this", "that"))
     for _ in range(2):
         with pytest.raises(Particular, match="this and that"):
@@ -355,28 +346,22 @@ def test_cancelling_what_wraps_it_cancels_the_operation():
     assert pending.cancelled()
 
 
-def test_what_a_callback_raises_is_reported_and_the_others_are_called(monkeypatch):
-    reported, seen = [], []
-    monkeypatch.setattr("sys.unraisablehook", lambda what: reported.append(what.exc_value))
-    pending: Pending[int] = Pending("work")
+def test_what_a_callback_raises_is_reported_and_the_others_are_called(unraisable, pending):
+    seen = []
     pending.add_done_callback(lambda _: 1 // 0)
     pending.add_done_callback(seen.append)
     pending.succeed(1)
     pending.add_done_callback(lambda _: 1 // 0)
     assert seen == [pending]
-    assert [type(error) for error in reported] == [ZeroDivisionError] * 2
+    assert [kind for kind, _ in unraisable] == [ZeroDivisionError] * 2
 
 
-def test_sys_exit_in_a_callback_is_reported_unless_it_is_the_main_thread(monkeypatch):
+def test_sys_exit_in_a_callback_is_reported_unless_it_is_the_main_thread(unraisable, pending):
     """In another thread it would keep that thread, which may be the adapter's, from telling the others."""
-    reported, seen = [], []
-    monkeypatch.setattr("sys.unraisablehook", lambda what: reported.append(type(what.exc_value)))
-    pending: Pending[int] = Pending("work")
+    seen = []
     pending.add_done_callback(lambda _: sys.exit())
     pending.add_done_callback(seen.append)
-    thread = threading.Thread(target=pending.succeed, args=(1,))
-    thread.start()
-    thread.join()
-    assert (reported, seen) == ([SystemExit], [pending])
+    Elsewhere(lambda: pending.succeed(1)).start().result()
+    assert ([kind for kind, _ in unraisable], seen) == ([SystemExit], [pending])
     with pytest.raises(SystemExit):
         pending.add_done_callback(lambda _: sys.exit())

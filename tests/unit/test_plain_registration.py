@@ -5,22 +5,19 @@ from __future__ import annotations
 import errno
 import gc
 import signal
-import threading
 from typing import Any
 
 import pytest
+from fake_verbs import opened
 from kit.helpers import is_free
+from kit.threads import in_threads
 from racing import Elsewhere, Points, wait_until, walk
 
 import ndpy
 from ndpy import Access
 from ndpy.platforms.verbs.memory import VerbsMemoryRegion
 
-
-@pytest.fixture
-def adapter(fake):
-    with fake.open(windows=1) as adapter:
-        yield adapter
+adapter = opened(windows=1)
 
 
 @pytest.fixture
@@ -202,27 +199,17 @@ def test_a_region_that_is_made_while_the_device_is_removed_can_only_be_closed(fa
 
 def test_regions_of_many_threads_are_all_closed(fake, adapter):
     """Each thread closes half of its regions and drops the others."""
-    failures: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            for turn in range(100):
-                region = adapter.register(bytearray(64))
-                assert region in adapter._open_children()
-                if turn % 2:
-                    region.close()
-        except BaseException as error:
-            failures.append(error)
+    def work(_: int) -> None:
+        for turn in range(100):
+            region = adapter.register(bytearray(64))
+            assert region in adapter._open_children()
+            if turn % 2:
+                region.close()
 
     with pytest.warns(ResourceWarning):
-        threads = [threading.Thread(target=work) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        del work
+        in_threads(6, work, 60)
         wait_until(lambda: not fake.seen.registered, "all are deregistered")
-    assert not failures
     assert not adapter._is_used
 
 

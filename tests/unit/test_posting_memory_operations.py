@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
+from fake_verbs import connected
 from kit import linux_only as linux_only
 from kit.deadlines import DEADLINE_S
 
@@ -32,10 +33,7 @@ def adapter(fake):
         yield adapter
 
 
-@pytest.fixture
-def queue_pair(adapter, queue):
-    with adapter.create_queue_pair(queue) as queue_pair, adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S):
-        yield queue_pair
+queue_pair = connected
 
 
 def posted(fake):

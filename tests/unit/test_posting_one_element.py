@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from fake_verbs import opened
 from racing import Queue, contexts
 
 import ndpy
@@ -14,10 +15,7 @@ import ndpy
 DEPTH = 16
 
 
-@pytest.fixture
-def adapter(fake):
-    with fake.open() as adapter:
-        yield adapter
+adapter = opened()
 
 
 @pytest.fixture

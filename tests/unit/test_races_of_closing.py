@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import pytest
+from fake_verbs import opened
 from racing import DEADLINE_S, Elsewhere, Queue, _Calls, at_each_point
 
 import ndpy
@@ -24,10 +25,7 @@ def inner_calls(points, monkeypatch) -> None:
     monkeypatch.setattr(queue_pair.VerbsQueuePair, "_lib", calls)
 
 
-@pytest.fixture
-def adapter(fake):
-    with fake.open(windows=1) as adapter:
-        yield adapter
+adapter = opened(windows=1)
 
 
 class Gate:

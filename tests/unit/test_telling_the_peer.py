@@ -6,6 +6,7 @@ import errno
 from typing import Any
 
 import pytest
+from fake_verbs import opened
 from kit.helpers import Replacing
 from racing import DEADLINE_S, Elsewhere, wait_until
 
@@ -18,11 +19,7 @@ from ndpy.platforms.verbs.native_calls import ffi, lib
 SERVER = ("127.0.0.1", 4791)
 
 
-@pytest.fixture
-def adapter(fake):
-    fake.have_address()
-    with fake.open() as adapter:
-        yield adapter
+adapter = opened()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import pytest
+from fake_verbs import opened
 from kit.deadlines import DEADLINE_S
 from kit.helpers import Replacing, wait_until
 from racing import Elsewhere
@@ -18,11 +19,7 @@ from ndpy.platforms.verbs.native_calls import lib
 SERVER = ("127.0.0.1", 4791)
 
 
-@pytest.fixture
-def adapter(fake):
-    fake.have_address()
-    with fake.open(windows=1) as adapter:
-        yield adapter
+adapter = opened(windows=1)
 
 
 def refuse(fake, adapter, queue_pair):
