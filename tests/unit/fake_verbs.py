@@ -215,6 +215,16 @@ class FakeVerbs:
         self.seen.calls = self.seen.most_at_once = 0
         return adapter
 
+    @contextlib.contextmanager
+    def open_pair(self, **settings: int) -> Iterator[tuple[ndpy.Adapter, ndpy.CompletionQueue, ndpy.QueuePair]]:
+        """open(), with a completion queue and a queue pair. All of them are closed at the end."""
+        with (
+            self.open(**settings) as adapter,
+            adapter.create_completion_queue(32) as queue,
+            adapter.create_queue_pair(queue) as queue_pair,
+        ):
+            yield adapter, queue, queue_pair
+
 
 def _build(folder: Path, name: str, *more: Path) -> Path:
     if not shutil.which("gcc") or not Path("/usr/include/rdma/rdma_cma.h").exists():

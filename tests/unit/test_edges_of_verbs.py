@@ -618,11 +618,7 @@ def test_an_offer_that_is_turned_down_ends_the_queue_pair_on_iwarp_only(fake, iw
     fake.have_address()
     if iwarp:
         fake.speak_iwarp()
-    with (
-        fake.open() as adapter,
-        adapter.create_completion_queue(8) as queue,
-        adapter.create_queue_pair(queue) as queue_pair,
-    ):
+    with fake.open_pair() as (adapter, queue, queue_pair):
         queue_pair.receive([], context=7)
         with adapter.create_connector() as connector:
             connector.connect(queue_pair, SERVER, timeout_s=DEADLINE_S)

@@ -57,9 +57,5 @@ def test_two_threads_that_ask_a_queue_pair_first_get_the_same_endpoint(request, 
         return endpoint
 
     monkeypatch.setattr(queue_pairs, "local_endpoint_of", local_endpoint_of)
-    with (
-        fake.open() as adapter,
-        adapter.create_completion_queue(8) as queue,
-        adapter.create_queue_pair(queue) as queue_pair,
-    ):
+    with fake.open_pair() as (_, _, queue_pair):
         assert queue_pair.local_endpoint() == others[0].result() == queue_pair.local_endpoint()

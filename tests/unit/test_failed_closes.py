@@ -245,11 +245,7 @@ def test_a_callback_that_asks_a_closing_listener_again_is_told_that_it_is_closed
 def test_a_queue_pair_whose_connect_was_interrupted_is_free_when_the_connector_is_closed(fake, monkeypatch):
     """Ctrl-C comes as soon as the queue pair's lock is free."""
     fake.have_address()
-    with (
-        fake.open() as adapter,
-        adapter.create_completion_queue(8) as queue,
-        adapter.create_queue_pair(queue) as queue_pair,
-    ):
+    with fake.open_pair() as (adapter, _, queue_pair):
         lock = queue_pair._lock
 
         class Interrupting:
@@ -293,12 +289,7 @@ def test_an_attempt_is_given_up_although_no_thread_can_be_started_for_that(fake,
     fake.have_address()
     fake.speak_iwarp()
     fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_ESTABLISHED
-    with (
-        fake.open() as adapter,
-        adapter.create_completion_queue(8) as queue,
-        adapter.create_queue_pair(queue) as queue_pair,
-        adapter.create_connector() as connector,
-    ):
+    with fake.open_pair() as (adapter, _, queue_pair), adapter.create_connector() as connector:
         pending = connector.begin_connect(queue_pair, ("127.0.0.1", 4000))
 
         def refuse(thread: threading.Thread) -> None:

@@ -376,12 +376,7 @@ def test_the_queue_pair_of_an_attempt_that_failed_is_free_for_another(fake, iwar
     fake.have_address()
     if iwarp:
         fake.speak_iwarp()
-    with (
-        fake.open() as adapter,
-        adapter.create_completion_queue(8) as queue,
-        adapter.create_queue_pair(queue) as queue_pair,
-        adapter.create_connector() as first,
-    ):
+    with fake.open_pair() as (adapter, _, queue_pair), adapter.create_connector() as first:
         fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_ADDR_RESOLVED
         attempt = first.begin_connect(queue_pair, SERVER)
         assert queue_pair.connector is first

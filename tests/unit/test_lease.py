@@ -54,6 +54,11 @@ def finder():
     return LeaseFinder()
 
 
+@pytest.fixture
+def buffer():
+    return bytearray(8)
+
+
 def learn(finder, buffer, key=None, changed=None, watch=None, *, at=None, length=None):
     entry = Entry()
     if buffer is None:
@@ -72,12 +77,15 @@ def find(finder, buffer, access=ACCESS, raw=False):
     return found if isinstance(found, Lease) else None
 
 
+def hit(finder, buffer):
+    return learn(finder, buffer), find(finder, buffer)
+
+
 def state(finder, entry):
     return entry.uses, finder._hits
 
 
-def test_a_hit_is_a_use_until_it_is_released(finder):
-    buffer = bytearray(8)
+def test_a_hit_is_a_use_until_it_is_released(finder, buffer):
     entry = learn(finder, buffer)
     first = find(finder, buffer)
     second = find(finder, buffer, access=0)
@@ -98,8 +106,7 @@ def test_a_hit_is_a_use_until_it_is_released(finder):
 
 
 @pytest.mark.parametrize("why", ["unknown", "right", "not cached", "closed"])
-def test_what_is_no_hit_counts_as_none(finder, why):
-    buffer = bytearray(8)
+def test_what_is_no_hit_counts_as_none(finder, why, buffer):
     entry = learn(finder, buffer)
     entry.cached = why != "not cached"
     finder._defunct = object() if why == "closed" else None
@@ -149,7 +156,7 @@ def test_buffers_of_any_kind_are_exported_and_let_go(finder):
         find(finder, rows)
 
 
-def test_a_collection_in_the_middle_of_letting_go_takes_nothing_away(finder):
+def test_a_collection_in_the_middle_of_letting_go_takes_nothing_away(finder, buffer):
     """What is let go collects garbage in its finalizer."""
     collected = []
 
@@ -164,7 +171,6 @@ def test_a_collection_in_the_middle_of_letting_go_takes_nothing_away(finder):
         lease._range = Buffer(8)
         del lease
         assert len(collected) == 2 * number
-    buffer = bytearray(8)
     learn(finder, buffer)
     with find(finder, buffer), find(finder, buffer):
         pass
@@ -219,10 +225,8 @@ def test_the_error_of_an_export_is_the_callers(finder):
 
 
 @pytest.mark.parametrize("over", [False, True])
-def test_the_cache_is_told_when_the_release_concerns_it(finder, over):
-    buffer = bytearray(8)
-    entry = learn(finder, buffer)
-    lease = find(finder, buffer)
+def test_the_cache_is_told_when_the_release_concerns_it(finder, over, buffer):
+    entry, lease = hit(finder, buffer)
     finder._over_bounds = over
     entry.cached = over
     lease.release()
@@ -230,11 +234,10 @@ def test_the_cache_is_told_when_the_release_concerns_it(finder, over):
     assert entry.uses == 0
 
 
-def test_a_release_that_fails_is_one_all_the_same(finder):
+def test_a_release_that_fails_is_one_all_the_same(finder, buffer):
     def fail(entry):
         raise OSError("no")
 
-    buffer = bytearray(8)
     entry = learn(finder, buffer)
     finder._on_released, finder._over_bounds = fail, True
     lease = find(finder, buffer)
@@ -245,8 +248,7 @@ def test_a_release_that_fails_is_one_all_the_same(finder):
     buffer.append(1)
 
 
-def test_a_dropped_lease_says_so_once_and_a_released_one_nothing(finder):
-    buffer = bytearray(8)
+def test_a_dropped_lease_says_so_once_and_a_released_one_nothing(finder, buffer):
     learn(finder, buffer)
     find(finder, buffer).release()
     assert finder.dropped == 0
@@ -260,21 +262,19 @@ def test_a_dropped_lease_says_so_once_and_a_released_one_nothing(finder):
     assert finder.dropped == 2
 
 
-def test_what_a_finalizer_raises_is_reported_and_nothing_else_is_lost(finder, unraisable):
+def test_what_a_finalizer_raises_is_reported_and_nothing_else_is_lost(finder, unraisable, buffer):
     def fail(lease):
         raise OSError("no")
 
     finder.on_dropped = fail
-    buffer = bytearray(8)
     learn(finder, buffer)
     find(finder, buffer)
     assert unraisable == [(OSError, "no")]
 
 
-def test_a_dropped_lease_that_somebody_takes_is_dropped_once(finder):
+def test_a_dropped_lease_that_somebody_takes_is_dropped_once(finder, buffer):
     kept = []
     finder.on_dropped = kept.append
-    buffer = bytearray(8)
     entry = learn(finder, buffer)
     find(finder, buffer)
     assert (len(kept), finder.dropped, entry.uses) == (1, 1, 1)
@@ -283,7 +283,7 @@ def test_a_dropped_lease_that_somebody_takes_is_dropped_once(finder):
     buffer.append(1)
 
 
-def test_a_lease_that_a_later_finalizer_releases_ends_its_use_once(finder):
+def test_a_lease_that_a_later_finalizer_releases_ends_its_use_once(finder, buffer):
     """A coroutine that is collected with its lease calls release() when the lease has been finalized."""
 
     def hold(lease, cycle):
@@ -294,7 +294,6 @@ def test_a_lease_that_a_later_finalizer_releases_ends_its_use_once(finder):
             finalized.append(finder.dropped)
 
     finalized = []
-    buffer = bytearray(8)
     entry = learn(finder, buffer)
     lease, cycle = find(finder, buffer), []
     cycle.append(hold(lease, cycle))
@@ -308,10 +307,8 @@ def test_a_lease_that_a_later_finalizer_releases_ends_its_use_once(finder):
     buffer.append(1)
 
 
-def test_release_after_the_finalizer_does_nothing(finder):
-    buffer = bytearray(8)
-    entry = learn(finder, buffer)
-    lease = find(finder, buffer)
+def test_release_after_the_finalizer_does_nothing(finder, buffer):
+    entry, lease = hit(finder, buffer)
     lease.__del__()
     lease.release()
     del lease
@@ -319,8 +316,7 @@ def test_release_after_the_finalizer_does_nothing(finder):
     buffer.append(1)
 
 
-def test_leases_in_cycles_are_dropped_once_however_often_their_memory_was_used(finder):
-    buffer = bytearray(8)
+def test_leases_in_cycles_are_dropped_once_however_often_their_memory_was_used(finder, buffer):
     for number in range(1, 20):
         entry = learn(finder, buffer)
         entry.cycle = find(finder, buffer), find(finder, buffer)
@@ -414,8 +410,7 @@ def test_other_arguments_are_refused(finder, arguments, named, message):
 
 
 @pytest.mark.parametrize("access", [-1, 1 << 80, "1", None])
-def test_what_is_no_right_is_left_to_the_rest_of_the_cache(finder, access):
-    buffer = bytearray(8)
+def test_what_is_no_right_is_left_to_the_rest_of_the_cache(finder, access, buffer):
     learn(finder, buffer)
     assert finder.local(buffer, access) == (buffer, access, None, False)
 

@@ -160,9 +160,7 @@ def test_two_threads_close_a_region_once_at_any_point(fake, points: Points, adap
 @pytest.mark.parametrize("what", ["region.deregister", "region.reregister", "queue_pair.bind"])
 def test_whoever_uses_a_region_that_is_being_closed_waits_and_is_refused(fake, points: Points, what):
     with (
-        fake.open(windows=1, rereg_result=0) as adapter,
-        adapter.create_completion_queue(8) as queue,
-        adapter.create_queue_pair(queue) as queue_pair,
+        fake.open_pair(windows=1, rereg_result=0) as (adapter, _, queue_pair),
         adapter.create_memory_window() as window,
     ):
         region = adapter.register(bytearray(64), Access.REMOTE_WRITE)

@@ -37,6 +37,7 @@ class Ends:
         self.posted: tuple[deque[Any], deque[Any]] = (deque(), deque())
         self.completed: deque[tuple[int, int, Any]] = deque()
         self.next_context = 1000
+        self.array = CompletionArray(128)
 
     def receive(self, count: int, which: int = 0) -> None:
         for _ in range(count):
@@ -64,6 +65,11 @@ class Ends:
 
     def check(self, completions: Any, count: int) -> None:
         assert [(each.context, each.nbytes, each.queue_pair) for each in completions] == self.expect(count)
+
+    def take(self, count: int) -> None:
+        """Poll into the array. So many have come, and no others."""
+        assert self.queue.poll_into(self.array) == count
+        self.check(self.array, count)
 
     def poll_alike(self) -> list[int]:
         """Poll natively. Returns the contexts of the receives that come as alike."""
@@ -106,26 +112,22 @@ def test_an_array_has_what_the_receives_were_posted_with(ends, looks):
             assert list(column) == [context for context, _, _ in expected]
         assert [(each.context, each.nbytes, each.queue_pair) for each in array] == expected
         if looks == "later":
-            assert ends.queue.poll_into(array) == 60
-            ends.check(array, 60)
+            ends.take(60)
         ends.receive(30)
 
 
 @pytest.mark.parametrize("before", [0, 1, 5, 7, 8])
 @pytest.mark.parametrize("left", [1, 3, 8])
 def test_receives_that_are_in_flight_when_the_ring_grows_keep_their_contexts(ends, before, left):
-    array = CompletionArray(128)
     for _ in range(before):
         ends.receive(1)
         ends.complete(1)
-        ends.queue.poll_into(array)
-        ends.check(array, 1)
+        ends.take(1)
     ends.receive(left)
     for more in (1, 7, 20, DEPTH + 1 - 28 - left):
         ends.receive(more)
     ends.complete(DEPTH + 1)
-    assert ends.queue.poll_into(array) == DEPTH + 1
-    ends.check(array, DEPTH + 1)
+    ends.take(DEPTH + 1)
 
 
 @pytest.mark.parametrize("before", [0, 1, 5, 7, 8])
@@ -156,47 +158,38 @@ def test_receives_of_two_queue_pairs_are_not_alike(ends):
 
 
 def test_receives_of_two_queue_pairs_are_told_apart(ends):
-    array = CompletionArray(8)
     ends.receive(20)
     ends.receive(20, 1)
     for which in (0, 1, 0, 0, 1, 0, 1, 1):
         ends.complete(1, which)
-    assert ends.queue.poll_into(array) == 8
-    ends.check(array, 8)
+    ends.take(8)
     # The first and the last are of one queue pair.
     for which in (0, 1, 1, 0):
         ends.complete(1, which)
-    assert ends.queue.poll_into(array) == 4
-    ends.check(array, 4)
+    ends.take(4)
     assert [in_flight(queues, 1) for queues in ends.queues] == [14, 14]
 
 
 def test_the_next_number_may_be_that_of_another_queue_pair(ends):
-    array = CompletionArray(8)
     ends.receive(3)
     ends.receive(3, 1)
     ends.complete(1, 1)
-    assert ends.queue.poll_into(array) == 1
-    ends.check(array, 1)
+    ends.take(1)
     ends.complete(1, 0)
     ends.complete(1, 1)
-    assert ends.queue.poll_into(array) == 2
-    ends.check(array, 2)
+    ends.take(2)
     assert [in_flight(queues, 1) for queues in ends.queues] == [2, 1]
 
 
 def test_receives_that_come_out_of_order_end_those_before_them_once(ends):
-    array = CompletionArray(8)
     ends.receive(4)
     first = ends.posted[0].popleft()
     ends.complete(2)
-    assert ends.queue.poll_into(array) == 2
-    ends.check(array, 2)
+    ends.take(2)
     assert (in_flight(ends.queues[0], 1), len(ends.queues[0]._posted_requests.receive)) == (1, 1)
     ends.posted[0].appendleft(first)
     ends.complete(2)
-    assert ends.queue.poll_into(array) == 2
-    ends.check(array, 2)
+    ends.take(2)
     assert (in_flight(ends.queues[0], 1), len(ends.queues[0]._posted_requests.receive)) == (0, 0)
 
 
@@ -256,24 +249,20 @@ def test_a_send_among_them_is_told_apart(ends):
 
 
 def test_a_receive_that_the_provider_refused_leaves_no_trace(ends):
-    array = CompletionArray(8)
     ends.receive(2)
     ends.post_refused()
     ends.receive(2)
     ends.complete(4)
-    assert ends.queue.poll_into(array) == 4
-    ends.check(array, 4)
+    ends.take(4)
 
 
 def test_a_receive_that_the_provider_refused_and_completes_all_the_same_is_none(ends):
     """libsiw keeps what the kernel refused, and flushes it in the end."""
-    array = CompletionArray(8)
     ends.receive(1)
     refused = ends.post_refused()
     ends.complete(1)
     ends.provider.library.complete(refused, WC_RECV, 0, 0, 0, 0)
-    assert ends.queue.poll_into(array) == 1
-    ends.check(array, 1)
+    ends.take(1)
     assert in_flight(ends.queues[0], 1) == 0
 
 

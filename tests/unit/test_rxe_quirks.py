@@ -149,11 +149,7 @@ def test_an_access_event_leaves_the_queue_pair_to_the_driver_which_has_yet_to_an
 def test_other_events_end_the_queue_pair(fake, kind, iwarp):
     if iwarp:
         fake.speak_iwarp()
-    with (
-        fake.open() as adapter,
-        adapter.create_completion_queue(32) as queue,
-        adapter.create_queue_pair(queue) as queue_pair,
-    ):
+    with fake.open_pair() as (adapter, queue, queue_pair):
         queue_pair._begin_connection()
         queue_pair.receive([])
         fake.device_event(adapter, getattr(lib, kind), queue_pair)
@@ -199,10 +195,6 @@ def test_the_peer_is_asked_for_a_finite_count_too(fake, monkeypatch, driver, cou
         return lib.rdma_connect(identifier, parameters)
 
     monkeypatch.setattr(connection, "lib", Replacing(lib, rdma_connect=connect))
-    with (
-        fake.open() as adapter,
-        adapter.create_completion_queue(8) as queue,
-        adapter.create_queue_pair(queue) as queue_pair,
-    ):
+    with fake.open_pair() as (adapter, _, queue_pair):
         adapter.connect(queue_pair, ("127.0.0.1", 4791), timeout_s=DEADLINE_S).close()
     assert asked == [count]

@@ -60,11 +60,7 @@ def test_h_4_a_queue_pair_that_a_refused_attempt_has_ended_is_refused(fake):
     fake.have_address()
     fake.speak_iwarp()
     fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_ESTABLISHED
-    with (
-        fake.open() as adapter,
-        adapter.create_completion_queue(64) as queue,
-        adapter.create_queue_pair(queue) as queue_pair,
-    ):
+    with fake.open_pair() as (adapter, _, queue_pair):
         with adapter.create_connector() as client:
             connecting = client.begin_connect(queue_pair, SERVER)
             fake.connection_event(client, lib.RDMA_CM_EVENT_REJECTED)
