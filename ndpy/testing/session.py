@@ -52,23 +52,25 @@ def _soft() -> str:
     return "softnd0"
 
 
-def require(item: pytest.Item) -> None:
-    """What the marker of a test asks for. Skips if the adapter lacks it, and fails if there is no adapter."""
+def require(item: pytest.Item) -> bool:
+    """What the marker of a test asks for. Skips if the adapter lacks it, and fails if there is no adapter.
+
+    Returns whether the test is checked for what it leaves open.
+    """
     marker = item.get_closest_marker("rdma")
     place = where(item.config)
     if place == "none":
         if marker is not None:
             pytest.skip("it needs an RDMA adapter, and --rdma none says that there is none")
-        return
+        return False
     try:
         name = _find(item.config)
     except pytest.fail.Exception:
         if marker is not None:
             raise
-        return
+        return False
     _warm_up(name)
-    if marker is not None:
-        _require(item, _info(name), **marker.kwargs)
+    return _require(item, _info(name), **marker.kwargs) if marker is not None else True
 
 
 def _require(
@@ -77,7 +79,8 @@ def _require(
     capabilities: ndpy.Capability | None = None,
     min_depth: int = 0,
     quirk: Quirk | None = None,
-) -> None:
+    leaks: bool = True,
+) -> bool:
     wanted = capabilities or ndpy.Capability(0)
     missing = [str(one.name) for one in ndpy.Capability if one in wanted and one not in info.capabilities]
     if missing:
@@ -90,6 +93,7 @@ def _require(
         if quirk.value.crashes_machine:
             pytest.skip(reason)
         item.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+    return leaks
 
 
 @functools.cache

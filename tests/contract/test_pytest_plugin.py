@@ -95,6 +95,12 @@ def test_the_fixtures_work_and_leave_nothing(session):
     result.assert_outcomes(passed=4)
 
 
+def test_the_checks_of_smoke_are_tests(session):
+    result = session("", "--pyargs", "ndpy.smoke", "-k", "load or notification or refusals", "-rA")
+    assert result.ret == 0, result.stdout.str()
+    result.stdout.fnmatch_lines(["PASSED *::test_check[[]load/library]", "*passed*"])
+
+
 def test_what_is_left_open_fails_its_test_and_no_other(session):
     result = session(
         """

@@ -39,6 +39,7 @@ FLOORS = {
     "tools.machines": "errors vocabulary tools platforms.verbs",
     "tools.cli": "ndpy errors vocabulary objects platforms platforms.verbs platforms.networkdirect tools tools.doctor tools.machines",
     "testing": "ndpy errors vocabulary objects platforms platforms.verbs platforms.networkdirect tools.cli tools.machines",
+    "smoke": "ndpy tools.cli",
     "__main__": "tools.cli",
 }
 COMPILED = {"ndpy._core", "ndpy._verbs", "ndpy._networkdirect"}

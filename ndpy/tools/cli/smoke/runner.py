@@ -45,7 +45,7 @@ class Runner:
         try:
             for index, check in enumerate(checks):
                 self._reporter.starts(check)
-                self._record(self._run_one(check))
+                self._record(self.run_one(check))
                 if self.stuck:
                     for rest in checks[index + 1 :]:
                         self._record(Result(rest, Verdict.FAIL, f"not run, because {check.full_name} never returned"))
@@ -58,7 +58,7 @@ class Runner:
             raise
         finally:
             self._run.seconds = time.monotonic() - started
-            self._clean_up()
+            self.end()
 
     def _record(self, result: Result) -> None:
         self._run.results.append(result)
@@ -70,7 +70,8 @@ class Runner:
         if checks:
             self._reporter.say(f"smoke: {len(checks)} more checks are not run without a peer")
 
-    def _clean_up(self) -> None:
+    def end(self) -> None:
+        """Close the testbed, or kill the peer if a check may still use it."""
         if self.stuck:
             self._lab.kill_peer()
         elif self._run.interrupted:
@@ -80,7 +81,8 @@ class Runner:
         else:
             self._lab.close()
 
-    def _run_one(self, check: Check) -> Result:
+    def run_one(self, check: Check) -> Result:
+        """Run a check in a thread, for at most its limit and what closing takes."""
         done: list[Result] = []
         thread = threading.Thread(target=lambda: done.append(self._attempt(check)), name=check.full_name, daemon=True)
         started = time.monotonic()
