@@ -308,6 +308,15 @@ def test_by_hand_each_end_takes_what_its_state_needs(adapter, keep):
     receiver.modify(state=QueuePairState.RTS, send_psn=1, ack_timeout=14)
 
 
+def test_each_end_tells_the_attributes_that_its_type_has(host):
+    sender, receiver = host.sender.query(), host.receiver.query()
+    assert sender.state is host.sender._native_state()
+    assert sender.retry_count is not None
+    assert sender.inbound_read_limit is None
+    assert receiver.inbound_read_limit is not None
+    assert receiver.retry_count is None
+
+
 def test_processes_that_open_one_file_share_a_domain(fake, adapter, keep, tmp_path):
     """Here two domains of one process. The receiver is in one of them and the queue in the other."""
     cq = keep(adapter.create_completion_queue(8))

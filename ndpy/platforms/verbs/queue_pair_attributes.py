@@ -12,6 +12,7 @@ from ndpy.platforms.verbs.native_calls import check, ffi, lib
 from ndpy.vocabulary.endpoint import MTUS
 from ndpy.vocabulary.flags import Access
 from ndpy.vocabulary.queue_pair_attributes import (
+    CHANGES,
     AddressVector,
     AlternatePath,
     PathMigration,
@@ -153,21 +154,12 @@ FIELDS = {
     "rate_limit": _plain(lib.IBV_QP_RATE_LIMIT, "rate_limit"),
     "notify_drained": _plain(lib.IBV_QP_EN_SQD_ASYNC_NOTIFY, "en_sqd_async_notify", bool),
 }
-# Those that a queue pair of each type has.
-_CONNECTED = ("state", "access", "pkey_index", "port", "path", "path_mtu", "remote_number", "receive_psn", "send_psn")
-_MIGRATING = ("alternate_path", "path_migration")
-_RELIABLE = (
-    "inbound_read_limit",
-    "outbound_read_limit",
-    "min_rnr_timer",
-    "ack_timeout",
-    "retry_count",
-    "rnr_retry_count",
-)
+# Those that only modify() has.
+_UNTOLD = {"current_state", "notify_drained", "rate_limit"}
+# Those that a queue pair of each type tells: what any of its changes of state needs or takes.
 _OF_TYPE = {
-    QueuePairType.RC: _CONNECTED + _RELIABLE + _MIGRATING,
-    QueuePairType.UC: _CONNECTED + _MIGRATING,
-    QueuePairType.UD: ("state", "pkey_index", "port", "qkey", "send_psn"),
+    kind: ({"state"}.union(*(needed | taken for needed, taken in changes.values())) - _UNTOLD)
+    for kind, changes in CHANGES.items()
 }
 
 
