@@ -5,18 +5,21 @@ pytest loads this in every session of an environment that has ndpy, so it import
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     import ndpy
+    from ndpy import aio
     from ndpy.testing import Pair, Peer
     from ndpy.testing.leaks import Watch
 
 _WHERE = ("soft", "here", "vm", "none")
-_FIXTURES = ("rdma_adapter_name", "rdma_adapter", "rdma_pair", "rdma_peer", "rdma_cache", "rdma_env")
+_FIXTURES = ("rdma_adapter_name", "rdma_adapter", "rdma_pair", "rdma_peer", "rdma_cache", "rdma_server", "rdma_env")
 _watch = pytest.StashKey["Watch"]()
 
 
@@ -168,6 +171,23 @@ def rdma_cache(rdma_adapter: ndpy.Adapter) -> Iterator[ndpy.RegistrationCache]:
 
     with ndpy.RegistrationCache(rdma_adapter, max_bytes=64 << 20, max_entries=1024) as cache:
         yield cache
+
+
+@pytest.fixture
+def rdma_server(rdma_adapter: ndpy.Adapter) -> Callable[..., AbstractAsyncContextManager[aio.Server]]:
+    """`async with rdma_server(handler) as server` serves connections of ndpy.aio at server.address, a free port of the adapter.
+
+    It takes the options of ndpy.aio.serve(). It needs no plugin for asyncio, and works with each.
+    """
+    from ndpy import aio
+    from ndpy.testing import own_address
+
+    def serve(
+        handler: Callable[[aio.Connection], Awaitable[object]], **options: Any
+    ) -> AbstractAsyncContextManager[aio.Server]:
+        return aio.serve((own_address(rdma_adapter), 0), handler, adapter=rdma_adapter, **options)
+
+    return serve
 
 
 @pytest.fixture

@@ -69,7 +69,9 @@ def test_the_example_of_the_readme(session):
 def test_the_fixtures_work_and_leave_nothing(session):
     result = session(
         """
-        import os, subprocess, sys
+        import asyncio, subprocess, sys
+
+        from ndpy import aio
 
         def test_messages_both_ways(rdma_pair):
             for source, sink in (rdma_pair, reversed(list(rdma_pair))):
@@ -83,6 +85,17 @@ def test_the_fixtures_work_and_leave_nothing(session):
             for _ in range(2):
                 rdma_cache.local(buffer).release()
 
+        def test_a_server_echoes(rdma_server, rdma_adapter):
+            async def echo(connection):
+                await connection.send(await connection.receive())
+
+            async def main():
+                async with rdma_server(echo) as server, aio.connect(server.address, adapter=rdma_adapter) as connection:
+                    await connection.send(b"hello")
+                    assert await connection.receive() == b"hello"
+
+            asyncio.run(main())
+
         def test_a_program_finds_the_adapter(rdma_env, rdma_adapter_name):
             code = "import ndpy; print([info.name for info in ndpy.list_adapters()])"
             done = subprocess.run([sys.executable, "-c", code], env=rdma_env, capture_output=True, text=True, check=True)
@@ -92,7 +105,7 @@ def test_the_fixtures_work_and_leave_nothing(session):
             assert rdma_adapter.info.name == rdma_adapter_name
         """
     )
-    result.assert_outcomes(passed=4)
+    result.assert_outcomes(passed=5)
 
 
 def test_the_checks_of_smoke_are_tests(session):
