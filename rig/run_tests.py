@@ -249,14 +249,15 @@ def without(modules: str) -> str:
 VM = "tests/unit/test_vm.py"
 SIW_AND_SOFTND = "tests/softnd/test_siw.py"
 CABLES = "tests/networks/test_on_cables.py"
-# The examples and the tests of the smoke test start many processes, which is slow in the VM. On rxe the examples run between two
-# hosts, and the smoke test on the newest kernel.
+# The examples and the tests of the smoke test and of pytest's plugin start many processes, which is slow in the VM. On rxe the
+# examples run between two hosts, and the smoke test on the newest kernel.
 SOFT = "tests/contract tests/interop tests/examples tests/networks tests/verbs" + usual_or_full("/test_smoke.py", "")
 FULL = f"tests/contract tests/interop tests/examples tests/verbs {CABLES}"
-RXE = usual_or_full(f"tests/contract tests/interop tests/verbs {CABLES} --ignore tests/verbs/test_smoke.py", FULL)
+SESSIONS = "--ignore tests/verbs/test_smoke.py --ignore tests/contract/test_pytest_plugin.py"
+RXE = usual_or_full(f"tests/contract tests/interop tests/verbs {CABLES} {SESSIONS}", FULL)
 FEWER = """
     aio_closed_peers aio_crowd aio_ctrl_c aio_dropped aio_hostile aio_unequal_ends copies_of_objects foreign_regions layouts_of_memory
-    names ndk outstanding pending registration_cache_exposures registration_cache_merging timeouts
+    names ndk outstanding pending pytest_plugin registration_cache_exposures registration_cache_merging timeouts
 """
 NEWEST = without(FEWER)
 # tests/verbs starts dozens of processes, which takes minutes in the VM.
