@@ -12,38 +12,40 @@ ARGS ?=
 
 export PYTHON SOFTROCE ARGS
 
+# It prints what follows.
+## make smoke           run the hardware smoke test on soft0, and then on a driver of the kernel, in a VM
+## make smoke-windows   run it on softnd, under Wine
+## make test            run all the tests
+## make test-kernels    run the smoke test and the contract on the newest kernels of Debian; KERNELS= chooses
+## make test-freethreaded  run the unit tests and the contract on soft0 with a free-threaded Python; PART=tsan, rxe choose others
+## make test-hosts      run the tests of two hosts, VMs with a network between them, on ADAPTER (rxe, siw)
+## make test-warnings   run the unit and contract tests with every warning as an error
+## make stress          run all the tests with full counts
+## make soak            run a busy server with the registration cache for SOAK_S (600) seconds on ADAPTER (rxe, siw, softnd)
+## make soak WHAT=aio   run connections of ndpy.aio that come, talk and go, on ADAPTER (rxe, siw, soft0)
+## make mutants         make COUNT (300) small changes to ndpy and see whether the tests notice; also SEED, FILES, PLACES
+## make mutants LOGIC=1 plant each fault of tests/mutants/logic, one at a time, and see whether its tests notice, on soft0
+## make mutants NOTHING=1  let each public method do nothing, and tell the tests that name it and still pass, on soft0
+## make lint            run ruff, mypy and clang-format
+## make setup           install packages, a kernel for the VM, and .venv
+## make venv            create only .venv
+## make windows         build ndpy/_*.pyd and softnd.dll, for Windows or Wine
+## make softverbs       build the libraries of soft0, the software adapter for Linux, into ndpy/platforms/verbs/soft
+## make softnd          build softrdma/build/softnd.dll, the software NetworkDirect provider
+## make softnd-check    run the tests of softnd
+## make softnd-fuzz     run its wire code and the engine in fuzzers, a minute each
+## make softrdma-coverage  how many lines of the engine its tests on Linux reach
+## make softnd-bench    compare its speed with that of TCP
+## make soft-bench      compare soft0's speed with that of TCP, then show rxe in a VM
+## make bench           compare ndpy with C and two other Python packages on rxe and softnd, and with its bars
+## make bench-cache     compare a hit of the registration cache with a registration
+## make bench-asyncio   measure what asyncio costs beside a Poller, and long messages beside plain writes
+## make bench-register  compare registering 64 buffers one by one and all at once, on rxe and softnd
+## make bench-windows   the part of make bench on softnd
+## make wheels          build the wheels for Linux and Windows and the source archive, in dist/
+## make clean           remove everything that was built
 help:
-	@echo "make smoke           run the hardware smoke test on soft0, and then on a driver of the kernel, in a VM"
-	@echo "make smoke-windows   run it on softnd, under Wine"
-	@echo "make test            run all the tests"
-	@echo "make test-kernels    run the smoke test and the contract on the newest kernels of Debian; KERNELS= chooses"
-	@echo "make test-freethreaded  run the unit tests and the contract on soft0 with a free-threaded Python; PART=tsan, rxe choose others"
-	@echo "make test-hosts      run the tests of two hosts, VMs with a network between them, on ADAPTER (rxe, siw)"
-	@echo "make test-warnings   run the unit and contract tests with every warning as an error"
-	@echo "make stress          run all the tests with full counts"
-	@echo "make soak            run a busy server with the registration cache for SOAK_S (600) seconds on ADAPTER (rxe, siw, softnd)"
-	@echo "make soak WHAT=aio   run connections of ndpy.aio that come, talk and go, on ADAPTER (rxe, siw, soft0)"
-	@echo "make mutants         make COUNT (300) small changes to ndpy and see whether the tests notice; also SEED, FILES, PLACES"
-	@echo "make mutants LOGIC=1 plant each fault of tests/mutants/logic, one at a time, and see whether its tests notice, on soft0"
-	@echo "make mutants NOTHING=1  let each public method do nothing, and tell the tests that name it and still pass, on soft0"
-	@echo "make lint            run ruff, mypy and clang-format"
-	@echo "make setup           install packages, a kernel for the VM, and .venv"
-	@echo "make venv            create only .venv"
-	@echo "make windows         build ndpy/_*.pyd and softnd.dll, for Windows or Wine"
-	@echo "make softverbs       build the libraries of soft0, the software adapter for Linux, into ndpy/platforms/verbs/soft"
-	@echo "make softnd          build softrdma/build/softnd.dll, the software NetworkDirect provider"
-	@echo "make softnd-check    run the tests of softnd"
-	@echo "make softnd-fuzz     run its wire code and the engine in fuzzers, a minute each"
-	@echo "make softrdma-coverage  how many lines of the engine its tests on Linux reach"
-	@echo "make softnd-bench    compare its speed with that of TCP"
-	@echo "make soft-bench      compare soft0's speed with that of TCP, then show rxe in a VM"
-	@echo "make bench           compare ndpy with C and two other Python packages on rxe and softnd, and with its bars"
-	@echo "make bench-cache     compare a hit of the registration cache with a registration"
-	@echo "make bench-asyncio   measure what asyncio costs beside a Poller, and long messages beside plain writes"
-	@echo "make bench-register  compare registering 64 buffers one by one and all at once, on rxe and softnd"
-	@echo "make bench-windows   the part of make bench on softnd"
-	@echo "make wheels          build the wheels for Linux and Windows and the source archive, in dist/"
-	@echo "make clean           remove everything that was built"
+	@sed -n 's/^## //p' $(firstword $(MAKEFILE_LIST))
 
 setup:
 	@rig/setup.sh

@@ -80,17 +80,17 @@ install_packages() {
     fi
 }
 
-has_rxe() {
-    for file in "$root/lib/modules/$1"/kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko*; do [ ! -e "$file" ] || return 0; done
+# Whether one of these files exists.
+exists() {
+    for file; do [ ! -e "$file" ] || return 0; done
     return 1
 }
 
+has_rxe() { exists "$root/lib/modules/$1"/kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko*; }
+
 has_siw() {
-    for file in "$root/lib/modules/$1"/updates/siw.ko* "$root/lib/modules/$1"/updates/*/siw.ko* \
-        "$root/lib/modules/$1"/kernel/drivers/infiniband/sw/siw/siw.ko*; do
-        [ ! -e "$file" ] || return 0
-    done
-    return 1
+    exists "$root/lib/modules/$1"/updates/siw.ko* "$root/lib/modules/$1"/updates/*/siw.ko* \
+        "$root/lib/modules/$1"/kernel/drivers/infiniband/sw/siw/siw.ko*
 }
 
 # The version of the newest kernel that has rxe or siw ($1) and an image we can read, or nothing.
