@@ -101,7 +101,7 @@ def run(command: Sequence[str], machine: vm.Machine, limit_s: float, say: Callab
             number = place.number
             return vm.run(command, machine, limit_s, lambda text: say(_label(number, text)), place, merged)
         except BaseException:
-            together.stop()
+            together.stopped = True
             raise
 
     # Not $TMPDIR: the path of a socket has at most 107 bytes.
@@ -123,7 +123,7 @@ def run(command: Sequence[str], machine: vm.Machine, limit_s: float, say: Callab
             try:
                 futures.wait(running)
             finally:
-                together.stop()
+                together.stopped = True
                 # Not left to the end of the block: Thread.join() does not wait again after Ctrl-C before Python 3.13.
                 futures.wait(running)
         for place in places:

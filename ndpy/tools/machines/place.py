@@ -51,7 +51,9 @@ class Together:
         self._lock = threading.Lock()
         self._ready: set[int] = set()
         self._kill: dict[int, Callable[[], None]] = {}
-        self._failed = False
+        #: A host's command failed, or its VM ended without being asked to. The others have GRACE_S left.
+        self.failed = False
+        #: All of them are to end now.
         self.stopped = False
         # The hosts whose power was cut because another one asked for it.
         self.cut: set[int] = set()
@@ -77,20 +79,6 @@ class Together:
                 if other != number and other not in self.cut:
                     self.cut.add(other)
                     kill()
-
-    def has_failed(self) -> None:
-        """A host's command failed, or its VM ended without being asked to."""
-        with self._lock:
-            self._failed = True
-
-    @property
-    def failed(self) -> bool:
-        """Whether the other hosts have GRACE_S left."""
-        return self._failed
-
-    def stop(self) -> None:
-        """End all of them now."""
-        self.stopped = True
 
 
 def _to_fd(fd: int) -> Callable[[bytes], None]:

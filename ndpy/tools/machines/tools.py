@@ -25,7 +25,6 @@ THINGS = {
     "rdma": distribution.IPROUTE,
     "vng": "",
 }
-FOR_LINKS = ("ip", "rdma", "modprobe")
 FOR_VM = ("vng", "qemu-system-x86_64", "busybox", "file", "depmod", "modprobe", "ip", "rdma", "zstd")
 
 # For each kind of adapter: its module, and where that can be below a kernel's folder.

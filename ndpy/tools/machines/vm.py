@@ -478,7 +478,7 @@ def _run_once(
             outcome.broken = True
             outcome.reason = "the VM hung after the command; the output may be incomplete"
         if outcome.status != 0 and not outcome.cut:
-            together.has_failed()
+            together.failed = True
         together.has_ended(place.number)
         return outcome
 
