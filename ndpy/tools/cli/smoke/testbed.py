@@ -24,6 +24,9 @@ from ndpy.vocabulary.quirks import Quirk
 STEP_LIMIT_S = 10.0
 #: How long a check waits for something that must not happen.
 QUIET_S = 0.3
+#: Rights of memory that a peer reads and writes, and of memory that reads fill.
+BOTH = Access.REMOTE_READ | Access.REMOTE_WRITE
+SINK = Access.LOCAL_WRITE | Access.READ_SINK
 _NO_PEER = "there is no peer any more"
 _MAX_PEER_STARTS = 3
 
@@ -349,6 +352,13 @@ class Testbed:
         return self.peer.memory(
             length, access, next(self._seeds), None if connection is None else connection.far.number
         )
+
+    def set_up(
+        self, length: int, access: Access, far_access: Access, far_length: int = 0
+    ) -> tuple[Connection, Memory, PeerMemory]:
+        """A connection, memory of this side, and as much or far_length bytes of the peer, for requests over it."""
+        connection = self.connect()
+        return connection, self.memory(length, access), self.peer_memory(far_length or length, far_access, connection)
 
     def new_end(self, **options: Any) -> ConnectionEnd:
         """Create a queue pair that is not connected yet, with the options of ConnectionEnd."""

@@ -10,7 +10,7 @@ from ndpy import Access, Capability, RetryPolicy, Status
 from ndpy.tools.cli.peers import PeerRefused
 from ndpy.tools.cli.smoke.catalog import Failure, check
 from ndpy.tools.cli.smoke.link_answer import describe_own, view_of
-from ndpy.tools.cli.smoke.testbed import Connection, Testbed, expect, expect_same
+from ndpy.tools.cli.smoke.testbed import SINK, Connection, Testbed, expect, expect_same
 from ndpy.tools.cli.smoke.views import describe, disagreements, translated_control
 from ndpy.tools.doctor.ends import FAR, NEAR, agreement, compare, roce_payload, set_mtu
 from ndpy.tools.doctor.findings import Finding, Verdict
@@ -134,7 +134,7 @@ def _write(testbed: Testbed, connection: Connection, length: int) -> None:
 
 
 def _read(testbed: Testbed, connection: Connection, length: int) -> None:
-    memory = testbed.memory(length, Access.LOCAL_WRITE | Access.READ_SINK)
+    memory = testbed.memory(length, SINK)
     far = testbed.peer_memory(length, Access.REMOTE_READ, connection)
     connection.queue_pair.read(memory.region, far.remote)
     _finish(testbed, connection)

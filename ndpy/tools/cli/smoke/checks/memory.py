@@ -9,7 +9,7 @@ import ndpy
 from ndpy import Access, Capability, Operation
 from ndpy.tools.cli.smoke.catalog import check
 from ndpy.tools.cli.smoke.resources import pattern
-from ndpy.tools.cli.smoke.testbed import Testbed, expect, expect_same, expect_unchanged, refusal
+from ndpy.tools.cli.smoke.testbed import BOTH, SINK, Testbed, expect, expect_same, expect_unchanged, refusal
 
 
 @check("register", "sizes")
@@ -51,9 +51,9 @@ def on_demand(testbed: Testbed) -> str:
     boundary.
     """
     connection = testbed.connect()
-    far = testbed.peer_memory(256, Access.REMOTE_WRITE | Access.REMOTE_READ, connection)
+    far = testbed.peer_memory(256, BOTH, connection)
     buffer = mmap.mmap(-1, 16 * mmap.PAGESIZE)
-    region = testbed.adapter.register(buffer, Access.LOCAL_WRITE | Access.READ_SINK | Access.ON_DEMAND)
+    region = testbed.adapter.register(buffer, SINK | Access.ON_DEMAND)
     testbed.close_afterwards(region)
     expected = bytearray(len(buffer))
     for start in (3 * mmap.PAGESIZE + 100, 9 * mmap.PAGESIZE - 100):

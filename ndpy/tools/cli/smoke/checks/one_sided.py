@@ -8,18 +8,13 @@ import ndpy
 from ndpy import Access, Operation, RemoteMemory, Status
 from ndpy.tools.cli.smoke.catalog import Skip, check
 from ndpy.tools.cli.smoke.resources import pattern
-from ndpy.tools.cli.smoke.testbed import Testbed, expect, expect_same, expect_unchanged
-
-_BOTH = Access.REMOTE_READ | Access.REMOTE_WRITE
-_SINK = Access.LOCAL_WRITE | Access.READ_SINK
+from ndpy.tools.cli.smoke.testbed import BOTH, SINK, Testbed, expect, expect_same, expect_unchanged
 
 
 @check("read-write", "write")
 def write(testbed: Testbed) -> str:
     """A write of 64 KiB arrives at its offset. The bytes around it do not change."""
-    connection = testbed.connect()
-    memory = testbed.memory(65536, Access.NONE)
-    far = testbed.peer_memory(65536 + 200, Access.REMOTE_WRITE, connection)
+    connection, memory, far = testbed.set_up(65536, Access.NONE, Access.REMOTE_WRITE, 65536 + 200)
     connection.queue_pair.write(memory.region[0:65536], far.remote[100 : 100 + 65536], context=1)
     (written,) = connection.take_ok(1, "the write")
     expect(written.operation is Operation.WRITE, f"a write completed as {written.operation.name}")
@@ -33,9 +28,7 @@ def write(testbed: Testbed) -> str:
 @check("read-write", "read")
 def read(testbed: Testbed) -> str:
     """A read of 64 KiB fetches the peer's bytes. They do not change, and neither do the bytes around the local copy."""
-    connection = testbed.connect()
-    memory = testbed.memory(65536 + 200, _SINK)
-    far = testbed.peer_memory(65536, Access.REMOTE_READ, connection)
+    connection, memory, far = testbed.set_up(65536 + 200, SINK, Access.REMOTE_READ, 65536)
     connection.queue_pair.read(memory.region[100 : 100 + 65536], far.remote, context=1)
     (fetched,) = connection.take_ok(1, "the read")
     expect(fetched.operation is Operation.READ, f"a read completed as {fetched.operation.name}")
@@ -50,9 +43,8 @@ def read(testbed: Testbed) -> str:
 def large(testbed: Testbed) -> str:
     """4 MiB that are written to the peer and read back are the same."""
     length = 4 << 20
-    connection = testbed.connect()
-    memory, back = testbed.memory(length, Access.NONE), testbed.memory(length, _SINK)
-    far = testbed.peer_memory(length, _BOTH, connection)
+    connection, memory, far = testbed.set_up(length, Access.NONE, BOTH)
+    back = testbed.memory(length, SINK)
     connection.queue_pair.write(memory.region, far.remote, context=1)
     connection.queue_pair.read(back.region, far.remote, context=2)
     connection.take_ok(2, "4 MiB there and back")
@@ -63,9 +55,7 @@ def large(testbed: Testbed) -> str:
 @check("read-write", "zero-length")
 def zero_length(testbed: Testbed) -> str:
     """Reads and writes of zero bytes succeed and change nothing."""
-    connection = testbed.connect()
-    memory = testbed.memory(64, _SINK)
-    far = testbed.peer_memory(64, _BOTH, connection)
+    connection, memory, far = testbed.set_up(64, SINK, BOTH)
     connection.queue_pair.write(memory.region[0:0], far.remote)
     connection.queue_pair.read(memory.region[0:0], far.remote)
     connection.take_ok(2, "transfers of zero bytes")
@@ -81,8 +71,8 @@ def gathered_write(testbed: Testbed) -> str:
     if count < 2:
         raise Skip(f"{testbed.info.name} allows only one element in a request (max_initiator_sge)")
     connection = testbed.connect(testbed.new_end(max_sge=count))
-    memory = testbed.memory(4096, _SINK)
-    far = testbed.peer_memory(1024, _BOTH, connection)
+    memory = testbed.memory(4096, SINK)
+    far = testbed.peer_memory(1024, BOTH, connection)
     pieces = [(index * 1000, 50 + index) for index in range(count)][::-1]
     connection.queue_pair.write([memory.region[start : start + length] for start, length in pieces], far.remote)
     connection.take_ok(1, "the gathered write")
@@ -108,7 +98,7 @@ def _refused(
     """
     witness = testbed.connect()
     connection = testbed.connect(receives=1)
-    memory = testbed.memory(64, _SINK)
+    memory = testbed.memory(64, SINK)
     far = testbed.peer_memory(8192, access, connection)
     remote = far.remote
     target = RemoteMemory(remote.address + (forge or 0), 64, remote.token ^ token)
@@ -144,21 +134,19 @@ def read_of_writable(testbed: Testbed) -> str:
 @check("read-write", "past-the-region")
 def past_the_region(testbed: Testbed) -> str:
     """A write that ends one byte after the peer's region is refused, and writes nothing."""
-    return _refused(testbed, Operation.WRITE, _BOTH, "a write past the region", forge=8192 - 63)
+    return _refused(testbed, Operation.WRITE, BOTH, "a write past the region", forge=8192 - 63)
 
 
 @check("read-write", "unknown-token")
 def unknown_token(testbed: Testbed) -> str:
     """A write with an unknown token is refused."""
-    return _refused(testbed, Operation.WRITE, _BOTH, "a write with an unknown token", token=0x5A00A5)
+    return _refused(testbed, Operation.WRITE, BOTH, "a write with an unknown token", token=0x5A00A5)
 
 
 @check("read-write", "own-unknown-token")
 def own_unknown_token(testbed: Testbed) -> str:
     """A write with a wrong local token completes ACCESS_VIOLATION. The next request is cancelled."""
-    connection = testbed.connect()
-    memory = testbed.memory(64)
-    far = testbed.peer_memory(64, _BOTH, connection)
+    connection, memory, far = testbed.set_up(64, Access.LOCAL_WRITE, BOTH)
     region = memory.region
     connection.queue_pair.write(ndpy.Sge(region, region.address, 64, region.local_token ^ 0x5A00), far.remote)
     connection.queue_pair.write(region, far.remote)

@@ -7,19 +7,16 @@ import time
 from ndpy import Access, Capability, Flags, Operation, Status
 from ndpy.tools.cli.smoke.catalog import Failure, check
 from ndpy.tools.cli.smoke.resources import pattern
-from ndpy.tools.cli.smoke.testbed import Testbed, contexts, expect, expect_ok, expect_same
+from ndpy.tools.cli.smoke.testbed import BOTH, SINK, Testbed, contexts, expect, expect_ok, expect_same
 from ndpy.vocabulary.quirks import Quirk
-
-_BOTH = Access.REMOTE_READ | Access.REMOTE_WRITE
-_SINK = Access.LOCAL_WRITE | Access.READ_SINK
 
 
 @check("ordering", "mixed")
 def mixed(testbed: Testbed) -> str:
     """Reads, writes and sends complete in the order in which they are posted, also a write after a slow read."""
     connection = testbed.connect(receives=8, size=64)
-    far = testbed.peer_memory(1 << 18, _BOTH, connection)
-    sink, small = testbed.memory(1 << 18, _SINK), testbed.memory(64)
+    far = testbed.peer_memory(1 << 18, BOTH, connection)
+    sink, small = testbed.memory(1 << 18, SINK), testbed.memory(64)
     queue_pair = connection.queue_pair
     for index in range(0, 18, 3):
         queue_pair.read(sink.region, far.remote, context=index)
@@ -50,7 +47,7 @@ def read_fence(testbed: Testbed) -> str:
     """A fenced send waits until the read before it has filled the memory that it sends."""
     connection = testbed.connect(receives=1, size=65536)
     far = testbed.peer_memory(65536, Access.REMOTE_READ, connection)
-    memory = testbed.memory(65536, _SINK)
+    memory = testbed.memory(65536, SINK)
     connection.queue_pair.read(memory.region, far.remote, context=1)
     connection.queue_pair.send(memory.region, context=2, flags=Flags.READ_FENCE)
     connection.take_ok(2, "read and fenced send")
@@ -62,9 +59,7 @@ def read_fence(testbed: Testbed) -> str:
 @check("ordering", "silent-success")
 def silent_success(testbed: Testbed) -> str:
     """Silent requests complete only if they fail. A later completion frees their slots."""
-    connection = testbed.connect()
-    far = testbed.peer_memory(4096, Access.REMOTE_WRITE, connection)
-    memory = testbed.memory(4096, Access.NONE)
+    connection, memory, far = testbed.set_up(4096, Access.NONE, Access.REMOTE_WRITE)
     depth = connection.queue_pair.limits.initiator_queue_depth
     for _ in range(3):
         for _ in range(depth - 1):
@@ -90,7 +85,7 @@ def read_limit(testbed: Testbed) -> str:
     """16 reads all succeed with a limit of one read at a time."""
     connection = testbed.connect(inbound=1, outbound=1, peer_inbound=1, peer_outbound=1)
     far = testbed.peer_memory(16 * 512, Access.REMOTE_READ, connection)
-    sink = testbed.memory(16 * 512, _SINK)
+    sink = testbed.memory(16 * 512, SINK)
     for index in range(16):
         part = slice(index * 512, (index + 1) * 512)
         connection.queue_pair.read(sink.region[part], far.remote[part], context=index)

@@ -28,9 +28,7 @@ def register(testbed: Testbed) -> str:
 @check("performance", "write-latency")
 def write_latency(testbed: Testbed) -> str:
     """Measures how long a write of 8 bytes takes, from posting to completion."""
-    connection = testbed.connect()
-    memory = testbed.memory(8, Access.NONE)
-    far = testbed.peer_memory(8, Access.REMOTE_WRITE, connection)
+    connection, memory, far = testbed.set_up(8, Access.NONE, Access.REMOTE_WRITE)
     write, poll = connection.queue_pair.write, connection.near.cq.poll
     element, remote = memory.region[0:8], far.remote
     taken: list[float] = []
@@ -52,9 +50,7 @@ def write_latency(testbed: Testbed) -> str:
 def write_bandwidth(testbed: Testbed) -> str:
     """Measures the bandwidth of writes of 64 KiB, 16 at a time."""
     size, at_once = 65536, 16
-    connection = testbed.connect()
-    memory = testbed.memory(size, Access.NONE)
-    far = testbed.peer_memory(size, Access.REMOTE_WRITE, connection)
+    connection, memory, far = testbed.set_up(size, Access.NONE, Access.REMOTE_WRITE)
     element, remote = memory.region[0:size], far.remote
     started = time.perf_counter()
     until = started + _LONGEST_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ndpy
 from ndpy import Access, Flags
 from ndpy.tools.cli.smoke.catalog import check
-from ndpy.tools.cli.smoke.testbed import Testbed, expect, refusal
+from ndpy.tools.cli.smoke.testbed import BOTH, SINK, Testbed, expect, refusal
 
 
 @check("refusals", "not-connected")
@@ -56,9 +56,7 @@ def full_queue(testbed: Testbed) -> str:
 @check("refusals", "outside-the-region")
 def outside_the_region(testbed: Testbed) -> str:
     """An element outside its region is refused, and so is a transfer that is longer than the remote memory."""
-    connection = testbed.connect()
-    memory = testbed.memory(4096)
-    far = testbed.peer_memory(64, Access.REMOTE_WRITE, connection)
+    connection, memory, far = testbed.set_up(4096, Access.LOCAL_WRITE, Access.REMOTE_WRITE, 64)
     with refusal(ndpy.ElementRangeError, "an element past the region's end"):
         memory.region[4000:4097]
     with refusal(ndpy.ElementRangeError, "an element before the region's start"):
@@ -117,9 +115,7 @@ def too_many_elements(testbed: Testbed) -> str:
 @check("refusals", "bad-flags")
 def bad_flags(testbed: Testbed) -> str:
     """Flags that an operation does not have are refused."""
-    connection = testbed.connect()
-    memory = testbed.memory(64, Access.LOCAL_WRITE | Access.READ_SINK)
-    far = testbed.peer_memory(64, Access.REMOTE_READ | Access.REMOTE_WRITE, connection)
+    connection, memory, far = testbed.set_up(64, SINK, BOTH)
     with refusal(ndpy.InvalidFlagsError, "a solicited write"):
         connection.queue_pair.write(memory.region, far.remote, flags=Flags.SOLICITED)
     with refusal(ndpy.InvalidFlagsError, "an inline read"):

@@ -14,6 +14,7 @@ from ndpy.tools.cli.smoke.catalog import check
 from ndpy.tools.cli.smoke.peer import PeerMemory
 from ndpy.tools.cli.smoke.resources import Memory, pattern
 from ndpy.tools.cli.smoke.testbed import (
+    BOTH,
     Connection,
     Testbed,
     expect,
@@ -26,7 +27,6 @@ from ndpy.tools.cli.smoke.testbed import (
 )
 
 _NEEDS = (Capability.MEMORY_WINDOWS,)
-_BOTH = Access.REMOTE_READ | Access.REMOTE_WRITE
 _LENGTH = 16384
 _START, _SIZE = 4096, 4096
 _AMOUNT = 64
@@ -43,7 +43,7 @@ class _WindowSetup:
     memory: Memory
     far: PeerMemory
 
-    def bind(self, access: Access = _BOTH, offset: int = _START, length: int = _SIZE) -> ndpy.MemoryWindow:
+    def bind(self, access: Access = BOTH, offset: int = _START, length: int = _SIZE) -> ndpy.MemoryWindow:
         window = self.testbed.window()
         self.rebind(window, access, offset, length)
         return window
@@ -134,7 +134,7 @@ def bind_then_send(testbed: Testbed) -> str:
     window = testbed.window()
     queue_pair = setup.connection.queue_pair
     message = testbed.memory(20)
-    queue_pair.bind(window, setup.memory.region[_START : _START + _SIZE], _BOTH, context=1)
+    queue_pair.bind(window, setup.memory.region[_START : _START + _SIZE], BOTH, context=1)
     message.buffer[:] = window.remote().to_bytes()
     queue_pair.send(message.region, context=2)
     (received,) = setup.connection.take_at_peer(1, "the token")
@@ -156,7 +156,7 @@ def fresh_token(testbed: Testbed) -> str:
         window.remote()
     seen = set()
     for _ in range(8):
-        setup.rebind(window, _BOTH)
+        setup.rebind(window, BOTH)
         seen.add(window.remote_token)
         setup.invalidate(window)
     expect(len(seen) == 8, f"8 binds gave {len(seen)} different tokens")
@@ -175,9 +175,7 @@ def overlapping(testbed: Testbed) -> str:
     return "the other window took a write"
 
 
-def _refused(
-    testbed: Testbed, what: str, operation: Operation, offset: int, length: int, access: Access = _BOTH
-) -> str:
+def _refused(testbed: Testbed, what: str, operation: Operation, offset: int, length: int, access: Access = BOTH) -> str:
     """Fail unless an access to so many bytes from an offset in a window on is refused."""
     setup = _set_up(testbed)
     window = setup.bind(access)
@@ -260,7 +258,7 @@ def stale_token(testbed: Testbed) -> str:
     window = setup.bind()
     stale = window.remote()
     setup.invalidate(window)
-    setup.rebind(window, _BOTH)
+    setup.rebind(window, BOTH)
     return setup.refused(Operation.WRITE, stale[0:_AMOUNT], "the write with the token of an earlier bind")
 
 
