@@ -6,7 +6,6 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import ndpy
@@ -85,15 +84,10 @@ class Client:
             self._beat = Beat(peer.beat, self._watch)
             self._connect(adapter)
         except BaseException:
-            self._end.close()
+            self.close()
             raise
 
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._end.close()
 
     def _connect(self, adapter: ndpy.Adapter) -> None:
@@ -167,43 +161,23 @@ class Client:
         end, kind = self._end, self._plan.kind
         self._begin(Round(size, seed, 0, 0, 0.0))
         times = Distribution(2 if kind.is_round_trip else 1)
-        measure = self._latency_loop(size)
         try:
             with quiet():
-                sent = self._measure_parts(measure, None, Amount(amount.warm_up, 0.0, 0), _show_nothing)
-                sent += self._measure_parts(measure, times, amount, show)
+                sent = self._measure_parts(size, None, Amount(amount.warm_up, 0.0, 0), _show_nothing)
+                sent += self._measure_parts(size, times, amount, show)
         except KeyboardInterrupt:
             if times.count:
                 results.append(Latency(size, times))
             raise
         answer = self._peer.call("end", self._plan.timeout_s, sent=sent)
-        wrong = _wrong(answer) or end.check(
-            size, seed, mark=(sent - 1) % 255 + 1 if kind.operation is Operation.WRITE else None
-        )
+        wrong = _wrong(answer) or end.check(size, seed, marked=sent if kind.operation is Operation.WRITE else 0)
         if wrong:
             raise Failure(f"{size} bytes: {wrong}")
         results.append(Latency(size, times))
 
-    def _latency_loop(self, size: int) -> Callable[[array[int], int], None]:
-        """The loop that measures a part: it fills an array with so many stamps."""
-        end, watch = self._end, self._watch
-        operation, marks = self._plan.kind.operation, loops.new_marks()
-
-        def measure(stamps: array[int], count: int) -> None:
-            watch.restart()
-            if operation is Operation.READ:
-                loops.read_one_by_one(end, watch.idle, size, stamps, count)
-            elif operation is Operation.SEND:
-                loops.ping_by_send(end, watch.idle, size, stamps, count)
-            else:
-                loops.ping_by_write(end, watch.idle, size, stamps, count, marks)
-
-        return measure
-
-    def _measure_parts(
-        self, measure: Callable[[array[int], int], None], times: Distribution | None, amount: Amount, show: Show
-    ) -> int:
+    def _measure_parts(self, size: int, times: Distribution | None, amount: Amount, show: Show) -> int:
         """Measure a part at a time. Returns the number of iterations. times: gets the figures. None for a warm-up."""
+        ping, idle = loops.PING[self._plan.kind.operation], self._watch.idle
         started = time.monotonic()
         done, part = 0, _FIRST_PART
         while True:
@@ -213,8 +187,9 @@ class Client:
             count = part if amount.duration_s else min(part, amount.iterations - done)
             stamps = _room(count)
             part_started = time.monotonic()
+            self._watch.restart()
             try:
-                measure(stamps, count)
+                ping(self._end, idle, size, stamps, count)
             finally:
                 if times is not None:
                     times.add_stamps(stamps)

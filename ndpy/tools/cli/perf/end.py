@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import time
-from types import TracebackType
 
 import ndpy
 from ndpy import Access, Capability, RemoteMemory
@@ -16,6 +16,7 @@ from ndpy.tools.cli.sources import ANYWHERE, Source
 #: Long, so that the pattern is no burden to make. Prime, so that it does not repeat at pages.
 _PERIOD = 65521
 _PAUSE_S = 0.001
+_MARKS = range(1, 256)
 TOKEN_SIZE = 16
 #: What a side has to know of the other side's memory for each queue pair, in bytes.
 EXPOSED_SIZE = 20
@@ -55,31 +56,11 @@ class End:
             raise Failure(f"{info.name} transfers at most {info.max_transfer_length} bytes at once")
         if plan.inline and Capability.INLINE not in info.capabilities:
             raise Failure(f"{info.name} sends nothing inline")
-        with self._undone_if_it_fails():
-            self.buffer = ndpy.alloc(plan.memory)
-            access = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.READ_SINK
-            self.region = self._stack.enter_context(adapter.register(self.buffer, access))
-            self.cq = self._stack.enter_context(
-                adapter.create_completion_queue(count * (plan.initiator_depth + plan.receives))
-            )
-            if plan.events:
-                # wait() sleeps at once.
-                self.cq.spin_s = 0.0
-            self.queue_pairs = [
-                self._stack.enter_context(
-                    adapter.create_queue_pair(
-                        self.cq,
-                        receive_queue_depth=plan.receives,
-                        initiator_queue_depth=plan.initiator_depth,
-                        inline_data_size=plan.inline,
-                    )
-                )
-                for _ in range(count)
-            ]
-            self.slots = [self.region[plan.inbox(q) : plan.inbox(q) + plan.largest] for q in range(count)]
-            for q, queue_pair in enumerate(self.queue_pairs):
-                for _ in range(plan.receives):
-                    queue_pair.receive(self.slots[q], context=count + q)
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
         #: How many messages each queue pair may send until the other side grants more.
         self.credit = [plan.credit] * count
         #: How many messages have come over each queue pair since the last grant for it.
@@ -89,21 +70,32 @@ class End:
         #: What a loop waited for that was given up, in words. "" if it cannot say so.
         self.waits_for = ""
 
-    @contextlib.contextmanager
-    def _undone_if_it_fails(self):  # type: ignore[no-untyped-def]
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> End:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _open(self) -> None:
+        """Create memory, queue pairs and the queue that they share, and post the receives."""
+        plan, adapter, opened = self.plan, self.adapter, self._stack.enter_context
+        self.buffer = ndpy.alloc(plan.memory)
+        access = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.READ_SINK
+        self.region = opened(adapter.register(self.buffer, access))
+        depth = plan.queue_pairs * (plan.initiator_depth + plan.receives)
+        self.cq = opened(adapter.create_completion_queue(depth))
+        if plan.events:
+            # wait() sleeps at once.
+            self.cq.spin_s = 0.0
+        self.queue_pairs = []
+        self.slots = []
+        for q in range(plan.queue_pairs):
+            queue_pair = opened(
+                adapter.create_queue_pair(
+                    self.cq,
+                    receive_queue_depth=plan.receives,
+                    initiator_queue_depth=plan.initiator_depth,
+                    inline_data_size=plan.inline,
+                )
+            )
+            self.queue_pairs.append(queue_pair)
+            self.slots.append(self.region[plan.inbox(q) : plan.inbox(q) + plan.largest])
+            for _ in range(plan.receives):
+                queue_pair.receive(self.slots[q], context=plan.queue_pairs + q)
 
     def close(self) -> None:
         """Close everything, also if some of it fails."""
@@ -184,6 +176,8 @@ class End:
     def prepare(self, size: int, seed: int) -> None:
         """Before a round: fill what is sent, and clear what comes."""
         self.waits_for = ""
+        #: The last bytes of the messages of write_lat. Neighbours differ, and none is 0.
+        self.marks = itertools.cycle(_MARKS)
         self.fill(size, seed)
         for q in range(len(self.queue_pairs)):
             start = self.plan.inbox(q)
@@ -193,14 +187,14 @@ class End:
         """Fill what is sent. last: with the contents of the last message of a round."""
         self.buffer[:size] = pattern(_seed(seed, self._number, last), size)
 
-    def check(self, size: int, seed: int, *, last: bool = False, mark: int | None = None) -> str:
+    def check(self, size: int, seed: int, *, last: bool = False, marked: int = 0) -> str:
         """Wait until the other side's message has come over every queue pair. Returns what is wrong, or "".
 
-        mark: the last byte, if it differs.
+        marked: how many messages had marks.
         """
         expected = bytearray(pattern(_seed(seed, 1 - self._number, last), size))
-        if mark is not None:
-            expected[-1] = mark
+        if marked:
+            expected[-1] = _MARKS[(marked - 1) % len(_MARKS)]
         # The completion of a write does not always mean that the bytes are there (Quirk.IWARP_NO_ACKNOWLEDGEMENT).
         # The other side waits for the answer meanwhile, and should not give up before it has come.
         deadline = time.monotonic() + self.plan.timeout_s / 2

@@ -14,7 +14,7 @@ import sys
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -86,11 +86,6 @@ def taker(end: End, idle: Idle) -> Take:
     return take_by_events if end.plan.events else take_by_polling
 
 
-def new_marks() -> Iterator[int]:
-    """The last bytes of the messages of a round of write_lat. Neighbours differ, and none is 0."""
-    return itertools.cycle(range(1, 256))
-
-
 def _flags(end: End, size: int) -> int:
     return _INLINE if size <= end.plan.inline else 0
 
@@ -98,7 +93,7 @@ def _flags(end: End, size: int) -> int:
 # ---- latency ----
 
 
-def ping_by_write(end: End, idle: Idle, size: int, stamps: array[int], count: int, marks: Iterator[int]) -> None:
+def ping_by_write(end: End, idle: Idle, size: int, stamps: array[int], count: int) -> None:
     """`count` times: write, and wait until the answer's last byte is in the memory.
 
     stamps: gets the time of each post, and the time of the end.
@@ -108,7 +103,7 @@ def ping_by_write(end: End, idle: Idle, size: int, stamps: array[int], count: in
     start = end.plan.inbox(0)
     outgoing, remote, flags = end.region[0:size], end.remotes[0][start : start + size], _flags(end, size)
     last_out, last_in = size - 1, start + size - 1
-    for turn, mark in zip(range(count), marks, strict=False):
+    for turn, mark in zip(range(count), end.marks, strict=False):
         view[last_out] = mark
         stamps[turn] = clock()
         write(outgoing, remote, flags=flags)
@@ -129,7 +124,7 @@ def pong_by_write(end: End, idle: Idle, idle_between: Idle, size: int) -> None:
     start = end.plan.inbox(0)
     outgoing, remote, flags = end.region[0:size], end.remotes[0][start : start + size], _flags(end, size)
     last_out, last_in = size - 1, start + size - 1
-    for turn, mark in enumerate(new_marks()):
+    for turn, mark in enumerate(end.marks):
         while view[last_in] != mark:
             for _ in _SPINS:
                 if view[last_in] == mark:
@@ -198,6 +193,11 @@ def pong_by_send(end: End, idle: Idle, idle_between: Idle, size: int) -> None:
         else:
             send(outgoing, context=received + turn + 1, flags=flags)
         receive(slot, context=received)
+
+
+#: The loop of the measuring side of a latency test, and the one that answers it.
+PING = {Operation.WRITE: ping_by_write, Operation.READ: read_one_by_one, Operation.SEND: ping_by_send}
+PONG = {Operation.WRITE: pong_by_write, Operation.SEND: pong_by_send}
 
 
 # ---- bandwidth ----

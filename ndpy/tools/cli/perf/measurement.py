@@ -160,7 +160,7 @@ class Measurement:
                 click.echo(f"perf: warning: {warning}", err=True)
             how = "" if self._test.is_latency else f"depth {plan.depth}, queue pairs {plan.queue_pairs}, "
             click.echo(f"perf: {self._test.name} on {info.name} ({info.provider}), {how}peer: {peer.where}")
-            client = stack.enter_context(Client(adapter, plan, peer, source))
+            client = stack.enter_context(contextlib.closing(Client(adapter, plan, peer, source)))
             bar = report.Bar(len(sizes))
             stack.callback(bar.close)
             for done, size in enumerate(sizes):

@@ -96,7 +96,8 @@ class ClientSession(Session):
                 f"{info.name} ({', '.join(info.addresses) or 'no address'}) and the other side "
                 f"({', '.join(client) or 'no address'}) have no address family in common"
             )
-        self._end = self._stack.enter_context(End(self._adapter, plan, 1))
+        self._end = End(self._adapter, plan, 1)
+        self._stack.callback(self._end.close)
         self._listener = self._stack.enter_context(self._adapter.listen((host, 0)))
         self._token = secrets.token_bytes(TOKEN_SIZE)
         return {"host": host, "port": self._listener.address[1], "token": encode(self._token)}
@@ -155,14 +156,13 @@ class ClientSession(Session):
             self._wait_for_end(watch)
             return {"wrong": ""}
         watch.restart()
-        pong = loops.pong_by_write if operation is Operation.WRITE else loops.pong_by_send
         with contextlib.suppress(Ended):
-            pong(end, watch.idle, watch.idle_until_told, now.size)
+            loops.PONG[operation](end, watch.idle, watch.idle_until_told, now.size)
         answered, sent = watch.progress, self._wait_for_end(watch)
         if answered != sent:
             return {"wrong": f"{answered} of {sent} messages were answered"}
-        mark = (sent - 1) % 255 + 1 if operation is Operation.WRITE and sent else None
-        return {"wrong": end.check(now.size, now.seed, mark=mark) if sent else ""}
+        marked = sent if operation is Operation.WRITE else 0
+        return {"wrong": end.check(now.size, now.seed, marked=marked) if sent else ""}
 
     def _bandwidth(self, end: End, watch: Watch, now: Round) -> Answer:
         plan = end.plan
