@@ -94,22 +94,19 @@ def _system(replace: Pseudonyms) -> Iterator[str]:
         yield from (
             f"file {shown(folder)}/libibverbs/{name}" for name in names(folder / "libibverbs", "lib*-rdmav*.so")
         )
-    huge = [
-        line for line in read(path("/proc/meminfo")).splitlines() if line.startswith(("HugePages_", "Hugepagesize"))
-    ]
-    yield "file /proc/meminfo"
-    yield from (f"    {' '.join(line.split())}" for line in huge)
+    yield from _lines_of("/proc/meminfo", "HugePages_", "Hugepagesize")
+
+
+def _lines_of(file: str, *beginnings: str) -> Iterator[str]:
+    """A file with those of its lines that begin so."""
+    yield f"file {file}"
+    lines = read(path(file)).splitlines()
+    yield from (f"    {' '.join(line.split())}" for line in lines if line.startswith(beginnings))
 
 
 def _process(replace: Pseudonyms) -> Iterator[str]:
-    limits = read(path("/proc/self/limits")).splitlines()
-    yield "file /proc/self/limits"
-    yield from (
-        f"    {' '.join(line.split())}" for line in limits if line.startswith(("Max locked memory", "Max open files"))
-    )
-    status = read(path("/proc/self/status")).splitlines()
-    yield "file /proc/self/status"
-    yield from (f"    {' '.join(line.split())}" for line in status if line.startswith(("CapEff:", "VmPin:", "VmLck:")))
+    yield from _lines_of("/proc/self/limits", "Max locked memory", "Max open files")
+    yield from _lines_of("/proc/self/status", "CapEff:", "VmPin:", "VmLck:")
     whole = read(path("/proc/self/uid_map")).split() == ["0", "0", "4294967295"]
     yield f"file /proc/self/uid_map = {'0 0 4294967295' if whole else '0 1000 1'}"
     if sign := in_container():
