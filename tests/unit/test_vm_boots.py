@@ -4,61 +4,37 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import fake_vng
 import psutil
 import pytest
 
-from ndpy.tools.machines import SetupError, kvm, tools, vm
+from ndpy.tools.machines import SetupError, kvm, vm
 
 if sys.platform != "linux":
     pytest.skip("the VM is run by Linux", allow_module_level=True)
 
 # Prints the console of this boot, which is the next file in the folder `boots`. Then it does what the file's name says.
 STAND_IN = r"""
-import os, pathlib, re, socket, sys, time
-here = pathlib.Path(__file__).parent
 boot = min((here / "boots").iterdir(), key=lambda path: int(path.name.partition("-")[0]))
 what = boot.name.partition("-")[2]
-sys.stdout.write(boot.read_text())
-sys.stdout.flush()
+print(boot.read_text(), end="", flush=True)
 boot.unlink()
 (here / "ids").open("a").write(f"{os.getpid()}\n")
-
-def port(name):
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(re.search(rf"path=(\S+/{name})\b", " ".join(sys.argv))[1])
-    return connection
-
 if what == "ends":
     sys.exit(1)
+if what != "hangs":
+    connect()
+    ready()
+    control.sendall(b"begin 1\n")
 if what == "runs":
-    control, log, out, err = map(port, ("control", "log", "out", "err"))
-    job = next(word.partition("=")[2] for word in sys.argv if word.startswith("--rodir="))
-    settings = pathlib.Path(job, "settings").read_text()
-    (here / "command").write_bytes(pathlib.Path(job, "command").read_bytes())
-    mark, run = (re.search(rf"^{name}=(\S+)", settings, re.M)[1] for name in ("MARK", "RUN"))
-    control.sendall(b"ready\n")
-    assert control.recv(3) == b"go\n"
-    control.sendall(b"begin 1\n")
-    log.sendall(f"6,1,1,-;ndpy: begin {run}\n".encode())
-    out.sendall(b"the command ran\n" + mark.encode())
-    err.sendall(mark.encode())
-    log.sendall(f"6,2,2,-;ndpy: end {run}\n".encode())
-    control.sendall(b"status 0\n")
+    (here / "command").write_bytes((job / "command").read_bytes())
+    say("the command ran\n")
+    end(0)
 if what == "begins":
-    control = port("control")
-    control.sendall(b"ready\n")
-    assert control.recv(3) == b"go\n"
-    control.sendall(b"begin 1\n")
     time.sleep(0.2)
-    sys.stdout.write("[    9.0] Kernel panic - not syncing: of the command's making\n")
-    sys.exit(0)
+    sys.exit("[    9.0] Kernel panic - not syncing: of the command's making")
 if what == "locks":
-    control = port("control")
-    control.sendall(b"ready\n")
-    assert control.recv(3) == b"go\n"
-    control.sendall(b"begin 1\n")
     for seconds in (26, 52, 78, 104, 130):
         print(f"[  {seconds}.5] watchdog: BUG: soft lockup - CPU#1 stuck for {seconds}s! [python:314]", flush=True)
         time.sleep(0.2)
@@ -91,13 +67,7 @@ class Boots:
 
 @pytest.fixture
 def boots(monkeypatch, tmp_path):
-    program = tmp_path / "vng"
-    program.write_text(f"#!{sys.executable}\n{STAND_IN}")
-    program.chmod(0o755)
-    monkeypatch.setattr(tools, "missing", lambda programs: [])
-    monkeypatch.setattr(tools, "find", lambda name: str(program))
-    monkeypatch.setattr(tools, "find_kernel", lambda *arguments: tools.Kernel("7.2.13", Path("/boot/vmlinuz-7.2.13")))
-    monkeypatch.setattr(vm, "_AFTER_PANIC_S", 0.3)
+    fake_vng.install(monkeypatch, tmp_path, STAND_IN)
     return Boots(tmp_path)
 
 

@@ -5,14 +5,14 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import fake_vng
 import psutil
 import pytest
 from click.testing import CliRunner
 
 from ndpy.tools.cli import main
-from ndpy.tools.machines import SetupError, hosts, tools, vm
+from ndpy.tools.machines import SetupError, hosts, vm
 from ndpy.tools.machines import run as runner
 
 if sys.platform != "linux":
@@ -20,40 +20,17 @@ if sys.platform != "linux":
 
 # Each host is a process that does what the file host-NUMBER next to this program says, in Python.
 STAND_IN = r"""
-import os, pathlib, re, socket, sys, time
-here = pathlib.Path(__file__).parent
-words = " ".join(sys.argv)
-job = next(word.partition("=")[2] for word in sys.argv if word.startswith("--rodir="))
-settings = dict(re.findall(r"^(\w+)='?(.*?)'?$", pathlib.Path(job, "settings").read_text(), re.M))
 number = int(re.search(r":0(\d)/", settings["WIRES"])[1])
 (here / f"id-{number}").write_text(str(os.getpid()))
 (here / f"options-{number}").write_text(words)
-(here / f"command-{number}").write_text(pathlib.Path(job, "command").read_text())
-
-def port(name):
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(re.search(rf"path=(\S+/{name})\b", words)[1])
-    return connection
+(here / f"command-{number}").write_text((job / "command").read_text())
+plain_ready = ready
 
 def ready():
-    control.sendall(b"ready\n")
-    assert control.recv(3) == b"go\n"
+    plain_ready()
     (here / f"began-{number}").write_text(str(time.monotonic()))
-    log.sendall(f"6,1,1,-;ndpy: begin {settings['RUN']}\n".encode())
 
-def say(text):
-    out.sendall(text.encode())
-
-def end(status, logged=""):
-    if logged:
-        log.sendall(f"4,2,2,-;{logged}\n".encode())
-    control.sendall(f"status {status}\n".encode())
-    out.sendall(settings["MARK"].encode())
-    err.sendall(settings["MARK"].encode())
-    log.sendall(f"6,3,3,-;ndpy: end {settings['RUN']}\n".encode())
-    time.sleep(600)
-
-control, log, out, err = map(port, ("control", "log", "out", "err"))
+connect()
 exec((here / f"host-{number}").read_text())
 time.sleep(600)
 """
@@ -98,13 +75,7 @@ class Hosts:
 
 @pytest.fixture
 def pair(monkeypatch, tmp_path):
-    program = tmp_path / "vng"
-    program.write_text(f"#!{sys.executable}\n{STAND_IN}")
-    program.chmod(0o755)
-    monkeypatch.setattr(tools, "missing", lambda programs: {})
-    monkeypatch.setattr(tools, "find", lambda name: str(program))
-    monkeypatch.setattr(tools, "find_kernel", lambda *arguments: tools.Kernel("7.2.13", Path("/boot/vmlinuz-7.2.13")))
-    monkeypatch.setattr(vm, "_AFTER_PANIC_S", 0.3)
+    fake_vng.install(monkeypatch, tmp_path, STAND_IN)
     monkeypatch.setattr(vm, "GRACE_S", 1.0)
     pair = Hosts(tmp_path)
     yield pair
