@@ -1,4 +1,4 @@
-"""Connectors: contract section H."""
+"""Connectors: contract section H. One file has all of it, because runs with --peer and as version 1 name it."""
 
 from __future__ import annotations
 

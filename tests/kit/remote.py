@@ -22,7 +22,7 @@ call of another thread. One more connection, the first, stands for the client pr
 
 Messages are pickled. Use this between machines that trust each other.
 
-This is one file of 800 lines, because the other host runs it as a program, which cannot import other modules of the
+This is one file of almost 800 lines, because the other host runs it as a program, which cannot import other modules of the
 tests before main(). Both sides and what crosses between them have to be the same version.
 """
 
@@ -365,6 +365,11 @@ def _exit(thing: Any, error: BaseException | None) -> Any:
     return type(thing).__exit__(thing, error and type(error), error, error and error.__traceback__)
 
 
+# Functions that call the special method of the same name. A proxy has these methods.
+_SPECIAL = (dir, str, bytes, bool, int, float, hash, len, operator.index, operator.contains)
+_SPECIAL += (operator.getitem, operator.setitem, operator.delitem)
+_COMPARISONS = (operator.eq, operator.lt, operator.le, operator.gt, operator.ge)
+
 # What a client can ask for.
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": _call,
@@ -373,29 +378,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "apply": lambda thing, *arguments, **options: thing(*arguments, **options),
     "enter": lambda thing: type(thing).__enter__(thing),
     "exit": _exit,
-    "setattr": setattr,
-    "delattr": delattr,
-    "dir": dir,
-    "repr": repr,
-    "str": str,
-    "bytes": bytes,
-    "bool": bool,
-    "int": int,
-    "float": float,
-    "index": operator.index,
-    "hash": hash,
-    "len": len,
-    "iter": iter,
-    "next": next,
-    "contains": operator.contains,
-    "getitem": operator.getitem,
-    "setitem": operator.setitem,
-    "delitem": operator.delitem,
-    "eq": operator.eq,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
+    **{function.__name__: function for function in (setattr, delattr, repr, iter, next, *_SPECIAL, *_COMPARISONS)},
 }
 
 
@@ -764,24 +747,12 @@ class Proxy:
         raise TypeError("a proxy cannot be pickled or copied")
 
     __enter__ = _ask("enter")
-    __dir__ = _ask("dir")
-    __str__ = _ask("str")
-    __bytes__ = _ask("bytes")
-    __bool__ = _ask("bool")
-    __int__ = _ask("int")
-    __float__ = _ask("float")
-    __index__ = _ask("index")
-    __hash__ = _ask("hash")
-    __len__ = _ask("len")
-    __contains__ = _ask("contains")
-    __getitem__ = _ask("getitem")
-    __setitem__ = _ask("setitem")
-    __delitem__ = _ask("delitem")
-    __eq__ = _compare("eq")
-    __lt__ = _compare("lt")
-    __le__ = _compare("le")
-    __gt__ = _compare("gt")
-    __ge__ = _compare("ge")
+
+
+for _function in _SPECIAL:
+    setattr(Proxy, f"__{_function.__name__}__", _ask(_function.__name__))
+for _function in _COMPARISONS:
+    setattr(Proxy, f"__{_function.__name__}__", _compare(_function.__name__))
 
 
 def address_of(text: str) -> tuple[str, int]:

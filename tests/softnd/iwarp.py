@@ -129,18 +129,15 @@ class Startup:
     def encode(self) -> bytes:
         data = self.private_data
         if self.enhanced:
-            first = self.ird & 0x3FFF | (0x8000 if self.peer_to_peer else 0) | (0x4000 if self.rtr & Rtr.FPDU else 0)
-            second = (
-                self.ord & 0x3FFF | (0x8000 if self.rtr & Rtr.WRITE else 0) | (0x4000 if self.rtr & Rtr.READ else 0)
-            )
+            first = self.ird & 0x3FFF | self.peer_to_peer << 15 | bool(self.rtr & Rtr.FPDU) << 14
+            second = self.ord & 0x3FFF | bool(self.rtr & Rtr.WRITE) << 15 | bool(self.rtr & Rtr.READ) << 14
             data = struct.pack("!HH", first, second) + data
-        flags = (
-            (MARKERS if self.markers else 0)
-            | (CRC if self.crc else 0)
-            | (REJECT if self.rejected else 0)
-            | (ENHANCED if self.enhanced else 0)
-        )
+        flags = MARKERS * self.markers | CRC * self.crc | REJECT * self.rejected | ENHANCED * self.enhanced
         return raw_startup(REPLY_KEY if self.reply else REQUEST_KEY, flags, self.revision, data)
+
+    def answered(self) -> Startup:
+        """A reply to this request, in its revision, that offers nothing."""
+        return Startup(reply=True, revision=self.revision, enhanced=self.enhanced)
 
 
 def raw_startup(key: bytes, flags: int, revision: int, data: bytes, length: int | None = None) -> bytes:
@@ -177,11 +174,7 @@ def decode_startup(data: bytes, *, reply: bool) -> tuple[Startup, int] | None:
         if length < 4:
             raise ProtocolError("enhanced set-up without its four bytes")
         first, second = struct.unpack_from("!HH", private)
-        rtr = (
-            (Rtr.FPDU if first & 0x4000 else 0)
-            | (Rtr.WRITE if second & 0x8000 else 0)
-            | (Rtr.READ if second & 0x4000 else 0)
-        )
+        rtr = Rtr.FPDU * (first >> 14 & 1) | Rtr.WRITE * (second >> 15 & 1) | Rtr.READ * (second >> 14 & 1)
         frame = dataclasses.replace(
             frame,
             ird=first & 0x3FFF,
@@ -311,9 +304,7 @@ class Terminate:
         return self.layer, self.type, self.code
 
     def encode(self) -> bytes:
-        bits = (
-            (0x80 if self.length is not None else 0) | (0x40 if self.header else 0) | (0x20 if self.read_header else 0)
-        )
+        bits = (self.length is not None) << 7 | bool(self.header) << 6 | bool(self.read_header) << 5
         control = struct.pack("!BBBB", self.layer << 4 | self.type, self.code, bits, 0)
         length = b"" if self.length is None else struct.pack("!H", self.length)
         return control + length + self.header + self.read_header
@@ -459,15 +450,7 @@ class Endpoint:
 
     def reject(self, private_data: bytes = b"") -> None:
         assert self.peer is not None
-        self.answer(
-            Startup(
-                reply=True,
-                revision=self.peer.revision,
-                enhanced=self.peer.enhanced,
-                rejected=True,
-                private_data=private_data,
-            )
-        )
+        self.answer(dataclasses.replace(self.peer.answered(), rejected=True, private_data=private_data))
 
     def _take_startup(self, *, reply: bool) -> Startup:
         deadline = time.monotonic() + self.limit_s

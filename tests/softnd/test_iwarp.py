@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
-import threading
 
 import iwarp
 import pytest
 import rping_wire
 from iwarp import Endpoint, Opcode, Rights, Rtr, Startup
+from kit.threads import Elsewhere
 
 
 def streams() -> tuple[Endpoint, Endpoint]:
@@ -59,28 +60,18 @@ def test_segments_have_the_layout_of_rfc_5041_and_5040():
 @pytest.mark.parametrize("start", rping_wire.STARTS.values(), ids=rping_wire.STARTS.keys())
 def test_both_ends_understand_each_other(start):
     active, passive = streams()
-    seen: list[bytes] = []
 
-    def serve() -> None:
+    def serve() -> list[bytes]:
         request = passive.await_start()
-        reply = Startup(
-            reply=True,
-            revision=request.revision,
-            enhanced=request.enhanced,
-            peer_to_peer=request.peer_to_peer,
-            rtr=request.rtr,
-        )
-        passive.answer(reply)
-        seen.extend(rping_wire.server(passive))
+        passive.answer(dataclasses.replace(request.answered(), peer_to_peer=request.peer_to_peer, rtr=request.rtr))
+        return list(rping_wire.server(passive))
 
-    server = threading.Thread(target=serve, daemon=True)
-    server.start()
+    server = Elsewhere(serve).start()
     with active:
         reply = active.start(start)
         assert reply.enhanced == start.enhanced
         rping_wire.client(active, 3, 40000)
-    server.join(10)
-    assert seen == [rping_wire.pattern(number, 40000) for number in range(3)]
+    assert server.result() == [rping_wire.pattern(number, 40000) for number in range(3)]
     assert passive.crc == start.crc
     assert passive.rtr_taken == bool(start.rtr)
     passive.close()
