@@ -4,29 +4,22 @@ UndefinedBehaviorSanitizer watch.
 
 from __future__ import annotations
 
-import importlib.machinery
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
+from compiled import CDEFS, CORE, ROOT, package_with
 from kit import linux_only as linux_only
 
-import ndpy
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-CDEFS = ROOT / "cdefs"
-SOURCES = sorted((CDEFS / "core").glob("*.c"))
-FLAGS = ["-std=gnu11", "-O1", "-g", "-fno-omit-frame-pointer", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 TESTS = [
     "test_core.py",
     "test_core_locks.py",
     "test_core_regions.py",
     "test_lists_of_requests.py",
+    "test_arrays_of_completions.py",
     "test_datagram_completions.py",
     "test_data_path_posting.py",
     "test_data_path_completions.py",
@@ -50,24 +43,13 @@ def gcc_library(name: str) -> str:
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package, whose _core and _verbs are instrumented ones."""
-    headers = sysconfig.get_path("include")
-    if not shutil.which("gcc") or not Path(headers, "Python.h").exists():
-        pytest.skip("building the module needs gcc and Python's headers")
     if not Path(gcc_library("libasan.so")).is_absolute():
         pytest.skip("gcc has no AddressSanitizer on this machine")
     folder = tmp_path_factory.mktemp("sanitized")
-    shutil.copytree(Path(ndpy.__file__).parent, folder / "ndpy", ignore=shutil.ignore_patterns("__pycache__", "*.pyd"))
     verbs = folder / "verbs.c"
     done = subprocess.run([sys.executable, CDEFS / "build_verbs.py", verbs], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    for name, sources in (("_core", SOURCES), ("_verbs", [verbs])):
-        # There may be modules for several Pythons.
-        paths = [folder / "ndpy" / (name + suffix) for suffix in importlib.machinery.EXTENSION_SUFFIXES]
-        module = next(path for path in paths if path.exists())
-        compiler = ["gcc", *FLAGS, *SANITIZERS, f"-I{headers}", f"-I{CDEFS}", "-Wno-unused-parameter"]
-        done = subprocess.run([*compiler, *sources, "-o", module], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-    return folder
+    return package_with(folder, {"_core": CORE, "_verbs": [verbs]}, "-O1", "-g", "-fno-omit-frame-pointer", *SANITIZERS)
 
 
 def run(package: Path, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:

@@ -48,8 +48,8 @@ def test_python_and_c_agree(enumeration, prefix):
 
 
 def test_every_status_of_the_contract_has_a_name():
-    """Contract F.6.3, and the statuses that pass through unknown."""
-    assert {status.name for status in Status} == {
+    """Contract F.6.3, and the statuses that pass through unknown. The native side knows their numbers."""
+    assert [status.name for status in sorted(Status)] == [
         "SUCCESS",
         "CANCELED",
         "ACCESS_VIOLATION",
@@ -60,15 +60,5 @@ def test_every_status_of_the_contract_has_a_name():
         "INVALID_REQUEST",
         "INTERNAL_ERROR",
         "UNKNOWN",
-    }
-
-
-def test_rights_and_statuses_have_the_numbers_that_the_native_side_knows():
-    assert (Access.NONE, Access.LOCAL_WRITE, Access.REMOTE_READ, Access.REMOTE_WRITE, Access.READ_SINK) == (
-        0,
-        1,
-        2,
-        5,
-        8,
-    )
+    ]
     assert [status.value for status in Status] == list(range(10))

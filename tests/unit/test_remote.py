@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import remote_things
 from kit import remote
 from kit.helpers import contents, fill, peer_of, peering, wait_until
 from kit.starting import create_process
+from kit.threads import Elsewhere, in_threads
 
 import ndpy
 
@@ -24,17 +24,20 @@ SOON_S = 20.0
 START_S = 60.0
 
 
-@pytest.fixture
-def server():
-    """The other process. It is killed at the end."""
-    process = create_process(
-        lambda: subprocess.Popen(
-            [sys.executable, remote.__file__, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
-        )
-    )
+def start_server():
+    """Another process, which listens."""
+    command = [sys.executable, remote.__file__, "--listen", "127.0.0.1:0"]
+    process = create_process(lambda: subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     line = process.stdout.readline().split()
     assert line[:4] == ["listening", "on", "127.0.0.1", "port"], line
     process.address = "127.0.0.1", int(line[4])
+    return process
+
+
+@pytest.fixture
+def server():
+    """The other process. It is killed at the end."""
+    process = start_server()
     yield process
     process.kill()
     process.wait(START_S)
@@ -171,15 +174,9 @@ def test_objects_of_this_process_are_refused(host, thing):
 
 
 def test_an_object_of_another_host_is_refused(server, thing):
-    process = create_process(
-        lambda: subprocess.Popen(
-            [sys.executable, remote.__file__, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
-        )
-    )
-    with process:
+    with start_server() as process:
         try:
-            address = "127.0.0.1", int(process.stdout.readline().split()[4])
-            with remote.connect(address, START_S) as other, pytest.raises(TypeError, match="on another host"):
+            with remote.connect(process.address, START_S) as other, pytest.raises(TypeError, match="on another host"):
                 other.call("remote_things:echo", thing)
         finally:
             process.kill()
@@ -217,31 +214,21 @@ def test_a_message_that_is_too_long_is_refused_and_does_no_harm(host):
 
 
 def test_a_call_that_waits_holds_up_no_other_thread(host):
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(host.call("remote_things:wait_for_event", START_S)))
     begin = time.monotonic()
-    thread.start()
+    waiting = Elsewhere(lambda: host.call("remote_things:wait_for_event", START_S)).start()
     wait_until(lambda: host.call("remote_things:WAITING.is_set"), "the thread waits there", START_S)
     host.call("remote_things:set_event")
-    thread.join(START_S)
-    assert answers == [True]
+    assert waiting.result(START_S) is True
     assert time.monotonic() - begin < SOON_S
 
 
 def test_threads_share_the_proxies(host, thing):
-    wrong = []
-
-    def work() -> None:
+    def work(_: int) -> None:
         for number in range(50):
-            if thing.itself() is not thing or host.call("remote_things:Thing", number).total() != number:
-                wrong.append(number)
+            assert thing.itself() is thing
+            assert host.call("remote_things:Thing", number).total() == number
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(START_S)
-    assert not wrong
+    in_threads(4, work, START_S)
     gc.collect()
     assert host.call("remote_things:alive") == 1
 
@@ -282,24 +269,14 @@ def test_a_call_has_a_deadline(host):
 
 
 def test_a_process_that_dies_in_a_call_ends_the_calls_of_all_threads(host, server, thing, monkeypatch):
-    ended = []
-
-    def wait() -> None:
-        try:
-            host.call("remote_things:sleep", START_S)
-        except remote.HostDied as error:
-            ended.append(error)
-
-    threads = [threading.Thread(target=wait) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    waiting = [Elsewhere(lambda: host.call("remote_things:sleep", START_S)).start() for _ in range(2)]
     time.sleep(0.3)
     begin = time.monotonic()
     server.kill()
-    for thread in threads:
-        thread.join(START_S)
+    for thread in waiting:
+        with pytest.raises(remote.HostDied):
+            thread.result(START_S)
     assert time.monotonic() - begin < SOON_S
-    assert len(ended) == 2
     # Later calls do not try again: a host that answers nothing would cost seconds each time.
     monkeypatch.setattr(host, "_connection", None)
     with pytest.raises(remote.HostDied, match=r"127\.0\.0\.1"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import ndpy
 from ndpy import RemoteMemory
 
 
@@ -41,16 +40,6 @@ def test_a_range_past_the_address_space_is_refused():
     data = ((1 << 64) - 10).to_bytes(8, "big") + (11).to_bytes(8, "big") + bytes(4)
     with pytest.raises(ValueError, match="address space"):
         RemoteMemory.from_bytes(data)
-
-
-def test_slices_keep_the_token_and_stay_inside():
-    memory = RemoteMemory(1000, 100, 7)
-    assert memory[10:30] == RemoteMemory(1010, 20, 7)
-    assert memory[:] == memory
-    assert memory[100:] == RemoteMemory(1100, 0, 7)
-    for wrong in (slice(0, 101), slice(-1, 5), slice(60, 50), slice(0, 10, 2)):
-        with pytest.raises(ndpy.ElementRangeError):
-            memory[wrong]
 
 
 def test_going_on_from_slice_to_slice_keeps_the_whole_memory_only():

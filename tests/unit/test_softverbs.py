@@ -463,9 +463,7 @@ def soft_command(folder, *words, code="", **environment):
     )
 
 
-SHOW = "import os; print(*(os.environ[name] for name in sys.argv[1:]), sep='\\n')".replace(
-    "import os", "import os, sys"
-)
+SHOW = "import os, sys; print(*(os.environ[name] for name in sys.argv[1:]), sep='\\n')"
 
 
 def test_run_gives_the_command_soft0(tmp_path):

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from racing import DEADLINE_S, contexts
+from racing import DEADLINE_S, Elsewhere, contexts
 
 import ndpy
 from ndpy import CompletionArray
@@ -74,12 +74,10 @@ def test_another_thread_that_needs_the_queue_ends_the_spinning(scene, spins):
         "poll": lambda: scene.queue.poll(spin_s=4 * DEADLINE_S),
         "poll_into": lambda: scene.queue.poll_into(completions, spin_s=4 * DEADLINE_S),
     }
-    spinning = threading.Thread(target=polls[spins])
-    spinning.start()
+    spinning = Elsewhere(polls[spins]).start()
     time.sleep(SOON_S)
     assert scene.queue.poll() == []
-    spinning.join(DEADLINE_S)
-    assert not spinning.is_alive()
+    spinning.result()
 
 
 def test_a_thread_that_polls_again_and_again_leaves_the_queue_to_the_others(fake):
@@ -95,15 +93,14 @@ def test_a_thread_that_polls_again_and_again_leaves_the_queue_to_the_others(fake
 
     with fake.open() as adapter:
         queue = adapter.create_completion_queue(16)
-        spinning = threading.Thread(target=poll)
-        spinning.start()
+        spinning = Elsewhere(poll).start()
         for _ in range(100):
             with queue._lock:
                 pass
         stop.set()
         with queue._lock:
             pass
-        spinning.join(DEADLINE_S)
+        spinning.result()
         assert polls[0] <= 3 * 101
         queue.close()
 
@@ -111,12 +108,10 @@ def test_a_thread_that_polls_again_and_again_leaves_the_queue_to_the_others(fake
 def test_closing_the_queue_ends_the_spinning(fake):
     with fake.open() as adapter:
         queue = adapter.create_completion_queue(16)
-        spinning = threading.Thread(target=lambda: queue.poll(spin_s=4 * DEADLINE_S))
-        spinning.start()
+        spinning = Elsewhere(lambda: queue.poll(spin_s=4 * DEADLINE_S)).start()
         time.sleep(SOON_S)
         queue.close()
-        spinning.join(DEADLINE_S)
-        assert not spinning.is_alive()
+        spinning.outcome()
 
 
 @pytest.mark.parametrize("spins", ["poll", "poll_into", "wait"])
