@@ -263,7 +263,7 @@ def test_ctrl_c_prints_what_there_is(perf, serving, tmp_path, monkeypatch, test)
 
 
 def test_a_server_of_another_version_says_so(perf, monkeypatch):
-    monkeypatch.setattr("ndpy.tools.cli.perf.server.PROTOCOL", 77)
+    monkeypatch.setattr("ndpy.tools.cli.perf.server.ClientSession.protocol", 77)
     output = perf("write_lat", status=1)
     assert "this side speaks version 77 of the protocol of `ndpy perf`" in output
     assert "Install the same ndpy on both machines" in output

@@ -216,23 +216,25 @@ def _is_address(text: str) -> bool:
 class PeerLink:
     """The control connection to the peer. The peer takes one command at a time. Base of the peers of the commands."""
 
-    def __init__(
-        self, command: str, protocol: int, default_port: int, adapter: str, host: str | None, source: str | None = None
-    ) -> None:
+    #: The command, the version of its protocol, which must be the same on both sides, and the port of its --serve.
+    name: str
+    protocol: int
+    default_port: int
+
+    def __init__(self, adapter: str, host: str | None, source: str | None = None) -> None:
         """Connect to `ndpy COMMAND --serve` at `host`, or start it on this machine on this adapter. Raises PeerLost.
 
-        protocol: the version of the command's protocol. Both sides must have the same.
         source: the only address of the adapter that a peer on this machine uses.
         """
         self.host = host
         self._process: PeerProcess | None = None
         if host is None:
-            self._process = PeerProcess(command, adapter, source)
+            self._process = PeerProcess(self.name, adapter, source)
             self._channel = self._process.channel
         else:
-            self._channel = Channel(dial(host, default_port, command), line_limit=REPLY_LIMIT)
+            self._channel = Channel(dial(host, self.default_port, self.name), line_limit=REPLY_LIMIT)
         try:
-            self._send({"command": "hello", "protocol": protocol})
+            self._send({"command": "hello", "protocol": self.protocol})
             answer = self.finish(_START_LIMIT_S)
             self.description = PeerDescription.from_answer(answer)
         except PeerRefused as error:
@@ -240,7 +242,7 @@ class PeerLink:
             raise PeerLost(error.text) from None
         except (KeyError, TypeError):
             self.close()
-            raise PeerLost(f"{host} answers, but not as `ndpy {command} --serve` of this version") from None
+            raise PeerLost(f"{host} answers, but not as `ndpy {self.name} --serve` of this version") from None
         except BaseException:
             self.close()
             raise

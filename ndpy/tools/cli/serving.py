@@ -96,14 +96,19 @@ def begin() -> None:
 class Session:
     """One client, and what it can make this process do: the commands in the table of a derived class, no others."""
 
+    #: The command, and the version of its protocol.
+    name: str
+    protocol: int
     #: A client that is dropped for one of these is told so.
     told: tuple[type[Exception], ...] = (BadRequest,)
     #: What refuses a request. The client gets the name and the text.
     refusals: tuple[type[Exception], ...] = (ndpy.NdpyError, OSError)
 
-    def __init__(self, adapter: ndpy.Adapter, commands: dict[str, Callable[[Arguments], Answer | None]]) -> None:
+    def __init__(self, adapter: ndpy.Adapter, control: tuple[str | None, str | None]) -> None:
+        """control: the addresses of this end and of the client's end of the control connection."""
         self._adapter = adapter
-        self._commands = commands
+        self._control = control
+        self._commands: dict[str, Callable[[Arguments], Answer | None]] = {"hello": self._hello}
 
     @property
     def limit_s(self) -> float:
@@ -130,6 +135,27 @@ class Session:
         except self.refusals as error:
             return {"error": type(error).__name__, "text": self.why(error)}
 
+    def _hello(self, arguments: Arguments) -> Answer:
+        """The answer to a client's first command. Raises BadRequest if it speaks another version of the protocol."""
+        theirs = arguments.integer("protocol", 0, 1 << 16)
+        arguments.finish()
+        if theirs != self.protocol:
+            raise BadRequest(
+                f"this side speaks version {self.protocol} of the protocol of `ndpy {self.name}` (ndpy "
+                f"{ndpy.__version__}), the other side version {theirs}. Install the same ndpy on both machines"
+            )
+        info = self._adapter.info
+        return {
+            "version": ndpy.__version__,
+            "host": platform.node(),
+            "system": f"{platform.system()} {platform.release()}",
+            "adapter": info.name,
+            "provider": info.provider,
+            "driver": info.driver,
+            "transport": info.transport,
+            "addresses": nearest_first(info.addresses, self._control[0]),
+        }
+
     def serve(self, channel: Channel) -> str:
         """Serve the client until it leaves. Returns how it ended."""
         try:
@@ -147,30 +173,6 @@ class Session:
         finally:
             self.close()
             channel.close()
-
-
-def answer_hello(
-    command: str, protocol: int, adapter: ndpy.Adapter, arguments: Arguments, control: str | None
-) -> Answer:
-    """The answer to a client's first command. Raises BadRequest if it speaks another version of the command's protocol."""
-    theirs = arguments.integer("protocol", 0, 1 << 16)
-    arguments.finish()
-    if theirs != protocol:
-        raise BadRequest(
-            f"this side speaks version {protocol} of the protocol of `ndpy {command}` (ndpy {ndpy.__version__}), the "
-            f"other side version {theirs}. Install the same ndpy on both machines"
-        )
-    info = adapter.info
-    return {
-        "version": ndpy.__version__,
-        "host": platform.node(),
-        "system": f"{platform.system()} {platform.release()}",
-        "adapter": info.name,
-        "provider": info.provider,
-        "driver": info.driver,
-        "transport": info.transport,
-        "addresses": nearest_first(info.addresses, control),
-    }
 
 
 def serve(

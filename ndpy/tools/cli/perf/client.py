@@ -49,9 +49,7 @@ class Amount:
 class Peer(PeerLink):
     """The serving side."""
 
-    def __init__(self, adapter: str, host: str | None, source: str | None = None) -> None:
-        """Connect to the serving side at `host`, or start one on this machine, on the same adapter. Raises PeerLost."""
-        super().__init__("perf", PROTOCOL, DEFAULT_PORT, adapter, host, source)
+    name, protocol, default_port = "perf", PROTOCOL, DEFAULT_PORT
 
     def beat(self) -> None:
         """Say that this side makes progress. There is no answer."""

@@ -18,7 +18,7 @@ from ndpy.tools.cli.perf.loops import Tally
 from ndpy.tools.cli.perf.plan import PROTOCOL, Plan, Round
 from ndpy.tools.cli.perf.rounds import BEAT, Beat, no_tick, quiet, send_all, take_rest, take_until_told
 from ndpy.tools.cli.perf.watch import Ended, NothingCame, Stalled, Watch
-from ndpy.tools.cli.serving import HELLO_LIMIT_S, SEND_LIMIT_S, Answer, Session, answer_hello
+from ndpy.tools.cli.serving import HELLO_LIMIT_S, SEND_LIMIT_S, Answer, Session
 
 #: How much longer than the client this side waits for the client, so that the client can say what it waited for.
 _PATIENCE_S = 15.0
@@ -29,19 +29,19 @@ _REASON_S = 0.5
 class ClientSession(Session):
     """One client: its plan, and this side of its run."""
 
+    name, protocol = "perf", PROTOCOL
     told = (BadRequest, ChannelError)
     refusals = (*Session.refusals, Failure, Stalled)
 
     def __init__(self, adapter: ndpy.Adapter, channel: Channel) -> None:
-        commands = {
-            "hello": lambda arguments: answer_hello("perf", PROTOCOL, adapter, arguments, channel.addresses()[0]),
+        super().__init__(adapter, channel.addresses())
+        self._commands |= {
             "open": self._open,
             "accept": self._accept,
             "share": self._share,
             "round": self._round,
             BEAT["command"]: Arguments.finish,
         }
-        super().__init__(adapter, commands)
         self._channel = channel
         self._stack = contextlib.ExitStack()
         self._end: End | None = None

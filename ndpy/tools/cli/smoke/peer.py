@@ -30,11 +30,7 @@ class PeerCompletion:
 class Peer(PeerLink):
     """The peer. It takes one command at a time. Between begin() and finish() this side can do its own work."""
 
-    def __init__(self, adapter: str, host: str | None, source: str | None = None) -> None:
-        """Connect to the peer at `host`, or start one on this machine, on the same adapter. Raises PeerLost if that
-        fails.
-        """
-        super().__init__("smoke", PROTOCOL, DEFAULT_PORT, adapter, host, source)
+    name, protocol, default_port = "smoke", PROTOCOL, DEFAULT_PORT
 
     # Commands with typed arguments.
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import ndpy
 from ndpy import Access, Capability, Flags, Operation
 from ndpy.tools.cli.channel import REQUEST_LIMIT, Arguments, BadRequest, Channel, encode
-from ndpy.tools.cli.serving import HELLO_LIMIT_S, Answer, Session, answer_hello
+from ndpy.tools.cli.serving import HELLO_LIMIT_S, Answer, Session
 from ndpy.tools.cli.smoke.link_answer import describe_own, view_of
 from ndpy.tools.cli.smoke.resources import DEPTH, Closable, ConnectionEnd, Memory, close_all
 
@@ -32,10 +32,11 @@ T = TypeVar("T")
 class ClientSession(Session):
     """The objects that one client has created here. The client refers to them by number."""
 
+    name, protocol = "smoke", PROTOCOL
+
     def __init__(self, adapter: ndpy.Adapter, control: tuple[str | None, str | None] = (None, None)) -> None:
-        """control: the addresses of this end and of the client's end of the control connection."""
-        commands: dict[str, Callable[[Arguments], Answer | None]] = {
-            "hello": self._hello,
+        super().__init__(adapter, control)
+        self._commands |= {
             "reset": self._reset,
             "listen": self._listen,
             "accept": self._accept,
@@ -52,8 +53,6 @@ class ClientSession(Session):
             "flush": self._flush,
             "close": self._close,
         }
-        super().__init__(adapter, commands)
-        self._control = control
         self._objects: dict[int, Any] = {}
         self._next = 1
         self._greeted = False
@@ -97,9 +96,6 @@ class ClientSession(Session):
 
     def _listener(self, arguments: Arguments) -> ndpy.Listener:
         return self._get(ndpy.Listener, arguments, "listener")  # type: ignore[type-abstract]
-
-    def _hello(self, arguments: Arguments) -> Answer:
-        return answer_hello("smoke", PROTOCOL, self._adapter, arguments, self._control[0])
 
     def _reset(self, arguments: Arguments) -> Answer:
         arguments.finish()
