@@ -251,16 +251,13 @@ int batch_read_columns(Batch *batch)
 
 int batch_make_column(Batch *batch, int which, size_t length)
 {
-    PyObject *bytes =
-        PyObject_CallFunction((PyObject *)&PyByteArray_Type, "n", (Py_ssize_t)(length * sizeof(uint64_t)));
-    PyObject *view = bytes ? PyMemoryView_FromObject(bytes) : NULL;
+    PyObject *bytes = bytes_new(length * sizeof(uint64_t));
 
     /* The view keeps the program from changing the size. */
-    batch->views[which] = view ? PyObject_CallMethod(view, "cast", "s", "Q") : NULL;
+    batch->views[which] = bytes ? view_as(bytes, "Q") : NULL;
     if (batch->views[which])
         batch->numbers[which] = (uint64_t *)PyByteArray_AsString(bytes);
     Py_XDECREF(bytes);
-    Py_XDECREF(view);
     return batch->views[which] ? 0 : -1;
 }
 

@@ -36,7 +36,7 @@ PyObject *array_owner(const CompletionArray *array, uint32_t place)
 static PyObject *array_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
     static char *names[] = {"capacity", NULL};
-    PyObject *bytes, *view;
+    PyObject *bytes;
     CompletionArray *array;
     Py_ssize_t capacity;
 
@@ -51,16 +51,13 @@ static PyObject *array_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
         return NULL;
     array->capacity = capacity;
     array->owners = PyMem_Calloc((size_t)capacity, sizeof *array->owners);
-    bytes = PyObject_CallFunction((PyObject *)&PyByteArray_Type, "n",
-                                  capacity * (Py_ssize_t)sizeof(struct ndpy_completion));
-    view = bytes ? PyMemoryView_FromObject(bytes) : NULL;
+    bytes = bytes_new((size_t)capacity * sizeof *array->entries);
     /* The views keep the program from changing the size. */
-    array->views[0] = view ? PyObject_CallMethod(view, "cast", "s", "Q") : NULL;
-    array->views[1] = view ? PyObject_CallMethod(view, "cast", "s", "I") : NULL;
+    array->views[0] = bytes ? view_as(bytes, "Q") : NULL;
+    array->views[1] = bytes ? view_as(bytes, "I") : NULL;
     if (array->views[1])
         array->entries = (struct ndpy_completion *)PyByteArray_AsString(bytes);
     Py_XDECREF(bytes);
-    Py_XDECREF(view);
     if (array->views[0] && array->views[1] && array->owners)
         return (PyObject *)array;
     if (!PyErr_Occurred())
@@ -164,106 +161,95 @@ static PyObject *array_raise(PyObject *self, PyObject *Py_UNUSED(none))
     return result;
 }
 
-/* See column(). Called in a section of the array. */
-static PyObject *get_column(CompletionArray *array, size_t offset, size_t size)
+/* A column: the part of each completion at this offset. detail: the part of its details of this kind, or 0. */
+struct column {
+    size_t offset;
+    size_t size;
+    uint32_t detail;
+};
+
+/* What the entries have, shown. Called in a section of the array. */
+static PyObject *show_column(CompletionArray *array, const struct column *column)
 {
-    Py_ssize_t step = (Py_ssize_t)(sizeof(struct ndpy_completion) / size), first = (Py_ssize_t)(offset / size);
-    PyObject *numbers[3] = {PyLong_FromSsize_t(first), PyLong_FromSsize_t(array->count * step),
+    Py_ssize_t step = (Py_ssize_t)(sizeof(struct ndpy_completion) / column->size);
+    PyObject *numbers[3] = {PyLong_FromSize_t(column->offset / column->size), PyLong_FromSsize_t(array->count * step),
                             PyLong_FromSsize_t(step)};
     PyObject *slice = NULL, *result = NULL;
 
     if (numbers[0] && numbers[1] && numbers[2])
         slice = PySlice_New(numbers[0], numbers[1], numbers[2]);
     if (slice)
-        result = PyObject_GetItem(array->views[size == sizeof(uint32_t)], slice);
+        result = PyObject_GetItem(array->views[column->size == sizeof(uint32_t)], slice);
     Py_XDECREF(slice);
     for (int which = 0; which < 3; which++)
         Py_XDECREF(numbers[which]);
     return result;
 }
 
-/* A column: the part of each entry at this offset. */
-static PyObject *column(PyObject *array, size_t offset, size_t size)
-{
-    PyObject *result;
-
-    BEGIN_SECTION(array)
-    result = get_column((CompletionArray *)array, offset, size);
-    END_SECTION()
-    return result;
-}
-
-#define COLUMN(field)                                                                                                  \
-    static PyObject *get_##field(PyObject *self, void *Py_UNUSED(none))                                                \
-    {                                                                                                                  \
-        return column(self, offsetof(struct ndpy_completion, field), sizeof(((struct ndpy_completion *)NULL)->field)); \
-    }
-
-COLUMN(context)
-COLUMN(nbytes)
-COLUMN(operation)
-COLUMN(status)
-COLUMN(native_status)
-COLUMN(vendor_status)
-
-/* A column of a detail, copied: 0 where it is missing. Called in a section of the array. */
-static PyObject *details_column(CompletionArray *array, uint32_t kind, size_t offset, size_t size)
+/* What the details have, copied: 0 where it is missing. Called in a section of the array. */
+static PyObject *copy_column(CompletionArray *array, const struct column *column)
 {
     uint32_t count = array->count;
-    PyObject *bytes = PyObject_CallFunction((PyObject *)&PyByteArray_Type, "n", count * (Py_ssize_t)size), *view,
-             *result;
+    PyObject *bytes = bytes_new(count * column->size), *result = NULL;
     char *out = bytes ? PyByteArray_AsString(bytes) : NULL;
 
     /* A poll may have filled the array again meanwhile. */
     for (uint32_t place = 0; out && array->details && place < count && place < array->count; place++) {
-        const struct ndpy_details *details = details_with(array->details[place], kind);
+        const struct ndpy_details *details = details_with(array->details[place], column->detail);
 
         if (details)
-            memcpy(out + place * size, (const char *)details + offset, size);
+            memcpy(out + place * column->size, (const char *)details + column->offset, column->size);
     }
-    view = bytes ? PyMemoryView_FromObject(bytes) : NULL;
-    result = view ? PyObject_CallMethod(view, "cast", "s", size == sizeof(uint64_t) ? "Q" : "I") : NULL;
-    Py_XDECREF(view);
+    if (bytes)
+        result = view_as(bytes, column->size == sizeof(uint64_t) ? "Q" : "I");
     Py_XDECREF(bytes);
     return result;
 }
 
-#define DETAILS_COLUMN(field, kind)                                                                  \
-    static PyObject *get_##field(PyObject *self, void *Py_UNUSED(none))                              \
-    {                                                                                                \
-        PyObject *result;                                                                            \
-                                                                                                     \
-        BEGIN_SECTION(self)                                                                          \
-        result = details_column((CompletionArray *)self, kind, offsetof(struct ndpy_details, field), \
-                                sizeof(((struct ndpy_details *)NULL)->field));                       \
-        END_SECTION()                                                                                \
-        return result;                                                                               \
-    }
+static PyObject *array_column(PyObject *self, void *column)
+{
+    PyObject *result;
 
-DETAILS_COLUMN(timestamp, NDPY_TIMESTAMP)
-DETAILS_COLUMN(wall_clock, NDPY_WALL_CLOCK)
-DETAILS_COLUMN(flow_tag, NDPY_FLOW_TAG)
+    BEGIN_SECTION(self)
+    if (((const struct column *)column)->detail)
+        result = copy_column((CompletionArray *)self, column);
+    else
+        result = show_column((CompletionArray *)self, column);
+    END_SECTION()
+    return result;
+}
 
 static PyMemberDef array_members[] = {
     {"capacity", T_PYSSIZET, offsetof(CompletionArray, capacity), READONLY, "How many completions it can hold."},
     {NULL, 0, 0, 0, NULL},
 };
 
+#define PART(type, field) offsetof(type, field), sizeof(((type *)NULL)->field)
+#define COLUMN(name, field, doc) \
+    {name, array_column, NULL, doc, (void *)&(const struct column){PART(struct ndpy_completion, field), 0}}
+#define DETAILS_COLUMN(name, field, kind, doc)                        \
+    {                                                                 \
+        name, array_column, NULL, doc, (void *)&(const struct column) \
+        {                                                             \
+            PART(struct ndpy_details, field), kind                    \
+        }                                                             \
+    }
+
 static PyGetSetDef array_columns[] = {
     {"all_ok", array_all_ok, NULL, "Whether all requests succeeded.", NULL},
-    {"contexts", get_context, NULL, "The context of each request, 64 bits.", NULL},
-    {"nbytes", get_nbytes, NULL, "How many bytes each successful request moved, 64 bits.", NULL},
-    {"operations", get_operation, NULL, "The Operation of each request, 32 bits.", NULL},
-    {"statuses", get_status, NULL, "The Status of each request, 32 bits.", NULL},
-    {"immediates", get_vendor_status, NULL,
-     "The immediate data of each receive, 32 bits. It means nothing for a completion that has none.", NULL},
-    {"native_statuses", get_native_status, NULL, "The provider's own number for each status, 32 bits.", NULL},
-    {"timestamps", get_timestamp, NULL, "The timestamp of each completion, 64 bits. 0 for one that has none. Copied.",
-     NULL},
-    {"wall_clocks_ns", get_wall_clock, NULL,
-     "The wall_clock_ns of each completion, 64 bits. 0 for one that has none. Copied.", NULL},
-    {"flow_tags", get_flow_tag, NULL, "The flow_tag of each completion, 32 bits. 0 for one that has none. Copied.",
-     NULL},
+    COLUMN("contexts", context, "The context of each request, 64 bits."),
+    COLUMN("nbytes", nbytes, "How many bytes each successful request moved, 64 bits."),
+    COLUMN("operations", operation, "The Operation of each request, 32 bits."),
+    COLUMN("statuses", status, "The Status of each request, 32 bits."),
+    COLUMN("immediates", vendor_status,
+           "The immediate data of each receive, 32 bits. It means nothing for a completion that has none."),
+    COLUMN("native_statuses", native_status, "The provider's own number for each status, 32 bits."),
+    DETAILS_COLUMN("timestamps", timestamp, NDPY_TIMESTAMP,
+                   "The timestamp of each completion, 64 bits. 0 for one that has none. Copied."),
+    DETAILS_COLUMN("wall_clocks_ns", wall_clock, NDPY_WALL_CLOCK,
+                   "The wall_clock_ns of each completion, 64 bits. 0 for one that has none. Copied."),
+    DETAILS_COLUMN("flow_tags", flow_tag, NDPY_FLOW_TAG,
+                   "The flow_tag of each completion, 32 bits. 0 for one that has none. Copied."),
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -42,6 +42,9 @@ int sort_arguments(const char *function, PyObject *const *arguments, Py_ssize_t 
 PyObject *interned(const char *name);
 /* What a module has under a name. Returns NULL with an error. */
 PyObject *imported(const char *module, const char *name);
+/* A bytearray of zeros, and a memoryview of one as numbers of this format. Return NULL with an error. */
+PyObject *bytes_new(size_t size);
+PyObject *view_as(PyObject *bytes, const char *format);
 
 /* Whether an object is of a type or of a subtype. usual: a type that was one, or NULL; its reference is never given
  * back. */

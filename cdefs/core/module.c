@@ -110,6 +110,20 @@ PyObject *imported(const char *module, const char *name)
     return object;
 }
 
+PyObject *bytes_new(size_t size)
+{
+    return PyObject_CallFunction((PyObject *)&PyByteArray_Type, "n", (Py_ssize_t)size);
+}
+
+PyObject *view_as(PyObject *bytes, const char *format)
+{
+    PyObject *view = PyMemoryView_FromObject(bytes);
+    PyObject *numbers = view ? PyObject_CallMethod(view, "cast", "s", format) : NULL;
+
+    Py_XDECREF(view);
+    return numbers;
+}
+
 static int find_name(PyObject *name, PyObject *const *names, int count)
 {
     int which;
