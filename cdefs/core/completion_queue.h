@@ -243,6 +243,10 @@ struct failure {
 
 /* Notes the present exception. Only the first one counts. */
 void note_failure(struct failure *failure);
+/* Raises what was noted. Returns 0 if that is nothing, or -1 with it. */
+int raise_noted(struct failure *failure);
+/* Raises what the provider's poll() has returned, minus an errno. Returns -1. */
+int raise_poll_error(CompletionQueue *self, int got);
 /* Takes the details out of a completion. Returns their bytes, or NULL if memory is short, which is noted. */
 PyObject *open_details(const struct ndpy_completion *entry, struct ndpy_completion *opened, struct failure *failure);
 /* Returns what the program gets for one completion without its details, or NULL. failed: a list, made when needed. If
@@ -251,6 +255,13 @@ PyObject *collect_one(CompletionQueue *self, const struct ndpy_completion *entry
                       struct failure *failure);
 /* Ends several requests that only have to be forgotten. alike: see ndpy_poll(). Returns as retire_one(). */
 Posted *retire_several(CompletionQueue *self, const struct ndpy_completion *entries, uint32_t count, uint32_t alike);
+/* The same for what the provider's poll() has returned. */
+HOT Posted *retire(CompletionQueue *self, const struct ndpy_completion *entries, int got, uint32_t alike)
+{
+    if (got == 1)
+        return retire_one(self, entries);
+    return got <= 0 ? NULL : retire_several(self, entries, (uint32_t)got, alike);
+}
 
 /* ---- polling.c ---- */
 

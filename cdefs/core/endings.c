@@ -11,6 +11,20 @@ void note_failure(struct failure *failure)
         PyErr_Fetch(&failure->type, &failure->value, &failure->traceback);
 }
 
+int raise_noted(struct failure *failure)
+{
+    if (!failure->type)
+        return 0;
+    PyErr_Restore(failure->type, failure->value, failure->traceback);
+    return -1;
+}
+
+int raise_poll_error(CompletionQueue *self, int got)
+{
+    raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
+    return -1;
+}
+
 PyObject *open_details(const struct ndpy_completion *entry, struct ndpy_completion *opened, struct failure *failure)
 {
     struct ndpy_details *details = (struct ndpy_details *)(uintptr_t)entry->context;

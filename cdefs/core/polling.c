@@ -98,18 +98,13 @@ static int collect(CompletionQueue *self, struct taken *taken, PyObject **comple
     PyObject *found[BATCH];
     Py_ssize_t count;
 
-    if (taken->got < 0) {
-        raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -taken->got));
-        return -1;
-    }
+    if (taken->got < 0)
+        return raise_poll_error(self, taken->got);
     count = collect_entries(self, taken->entries, taken->got, found, failed, &failure);
     self->taken += count;
     if (extend(completions, found, count) < 0)
         note_failure(&failure);
-    if (!failure.type)
-        return 0;
-    PyErr_Restore(failure.type, failure.value, failure.traceback);
-    return -1;
+    return raise_noted(&failure);
 }
 
 /* Goes on after a take() of up to `room` of `wanted` completions. Returns 0, or -1 with an error. */
@@ -185,14 +180,12 @@ static int collect_spinning(CompletionQueue *self, size_t wanted, double seconds
 
     while (seconds > 0 && !count && is_usable(self->failure) && !*lock_waiters(self->lock)) {
         double slice = seconds < LONGEST_SPIN_S ? seconds : LONGEST_SPIN_S, began = monotonic_now();
-        int got = began < 0 ? 0 : spin(self, entries, wanted < BATCH ? (uint32_t)wanted : BATCH, slice);
+        int got = began < 0 ? 0 : spin(self, entries, room_for(wanted), slice);
 
         if (began < 0)
             return -1;
-        if (got < 0) {
-            raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
-            return -1;
-        }
+        if (got < 0)
+            return raise_poll_error(self, got);
         count = collect_entries(self, entries, got, found, failed, &failure);
         self->taken += count;
         seconds -= monotonic_now() - began;
@@ -206,10 +199,7 @@ static int collect_spinning(CompletionQueue *self, size_t wanted, double seconds
         if (extend(completions, found, count) < 0)
             note_failure(&failure);
     }
-    if (!failure.type)
-        return 0;
-    PyErr_Restore(failure.type, failure.value, failure.traceback);
-    return -1;
+    return raise_noted(&failure);
 }
 
 /* Goes on after the first take() of a poll, with the completions that it has already. Returns a list, or NULL with an
@@ -257,19 +247,11 @@ static PyObject *poll_kept(CompletionQueue *self, size_t wanted, double spin_s)
     return poll_on(self, &taken, wanted, room, spin_s, completions);
 }
 
-/* Ends the requests of these completions, if they only have to be forgotten. Returns as retire_one(). */
-HOT Posted *retire(CompletionQueue *self, const struct taken *taken)
-{
-    if (taken->got == 1)
-        return retire_one(self, taken->entries);
-    return taken->got <= 0 ? NULL : retire_several(self, taken->entries, (uint32_t)taken->got, taken->alike);
-}
-
 /* Takes successes of one queue pair in the usual case. Called with the lock, which it gives back. */
 APART PyObject *poll_found(CompletionQueue *self, struct taken *taken, size_t wanted, uint32_t room, double spin_s)
 {
     int is_all = (uint32_t)taken->got < room || taken->got == (int)wanted;
-    Posted *posted = is_all ? retire(self, taken) : NULL;
+    Posted *posted = is_all ? retire(self, taken->entries, taken->got, taken->alike) : NULL;
     PyObject *completions;
 
     if (!posted)

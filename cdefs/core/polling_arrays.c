@@ -102,26 +102,17 @@ static int collect_each(CompletionQueue *self, CompletionArray *array, uint32_t 
     end_run(&run);
     array->count = kept;
     self->taken += kept - first;
-    if (!failure.type)
-        return 0;
-    PyErr_Restore(failure.type, failure.value, failure.traceback);
-    return -1;
+    return raise_noted(&failure);
 }
 
 /* The same, as quickly as they allow. alike: see ndpy_poll(). */
 static int collect_array(CompletionQueue *self, CompletionArray *array, int got, uint32_t alike, PyObject **failed)
 {
     const struct ndpy_completion *entries = array->entries + array->count;
-    Posted *posted = NULL;
+    Posted *posted = retire(self, entries, got, alike);
 
-    if (got < 0) {
-        raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
-        return -1;
-    }
-    if (got == 1)
-        posted = retire_one(self, entries);
-    else if (got)
-        posted = retire_several(self, entries, (uint32_t)got, alike);
+    if (got < 0)
+        return raise_poll_error(self, got);
     if (!posted)
         return collect_each(self, array, (uint32_t)got, failed);
     array->count += (uint32_t)got;
@@ -150,9 +141,7 @@ static int spin_into(CompletionQueue *self, CompletionArray *array, uint32_t eno
         int got =
             began < 0 ? 0 : spin(self, array->entries + array->count, (uint32_t)array->capacity - array->count, slice);
 
-        if (began < 0)
-            return -1;
-        if (collect_array(self, array, got, 0, failed) < 0 || PyErr_CheckSignals() < 0)
+        if (began < 0 || collect_array(self, array, got, 0, failed) < 0 || PyErr_CheckSignals() < 0)
             return -1;
         seconds -= monotonic_now() - began;
     }
