@@ -3,24 +3,6 @@
 #include "stream.h"
 #include "trace.h"
 
-static _Atomic int32_t registrations_made, registrations_live;
-
-void adapter_count_registration(int32_t made, int32_t leaked)
-{
-    registrations_made += made;
-    registrations_live += leaked;
-}
-
-int32_t adapter_registrations_made(void)
-{
-    return registrations_made;
-}
-
-int32_t adapter_registrations_leaked(void)
-{
-    return registrations_live;
-}
-
 void adapter_remove(struct adapter *adapter)
 {
     if (atomic_exchange(&adapter->removed, 1) != 0)

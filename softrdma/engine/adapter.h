@@ -48,8 +48,4 @@ static inline bool adapter_gone(const struct adapter *adapter)
     return adapter->removed != 0;
 }
 
-void adapter_count_registration(int32_t made, int32_t leaked);
-int32_t adapter_registrations_made(void);
-int32_t adapter_registrations_leaked(void);
-
 #endif

@@ -9,7 +9,7 @@
 
 static const char *const kind_names[KIND_COUNT] = {
     "class factory",        "provider",   "adapter",   "memory region", "memory window", "completion queue",
-    "shared receive queue", "queue pair", "connector", "listener",
+    "shared receive queue", "queue pair", "connector", "listener",      "registration",
 };
 
 static _Atomic int32_t live[KIND_COUNT];
@@ -64,6 +64,17 @@ void object_close(struct object *object)
     live_total--;
 }
 
+void registration_made(void)
+{
+    live[KIND_REGISTRATION]++;
+    created[KIND_REGISTRATION]++;
+}
+
+void registration_ended(void)
+{
+    live[KIND_REGISTRATION]--;
+}
+
 int32_t object_live_count(void)
 {
     return live_total;
@@ -87,8 +98,6 @@ void object_write_statistics(void)
     for (int kind = 0; kind < KIND_COUNT; kind++)
         length += snprintf(text + length, sizeof text - (size_t)length, "%s: %d created, %d leaked\n", kind_names[kind],
                            (int)created[kind], (int)live[kind]);
-    length += snprintf(text + length, sizeof text - (size_t)length, "registration: %d created, %d leaked\n",
-                       (int)adapter_registrations_made(), (int)adapter_registrations_leaked());
     struct log_file *file = log_open(name);
     if (file == NULL)
         return;

@@ -26,6 +26,7 @@ enum object_kind {
     KIND_QUEUE_PAIR,
     KIND_CONNECTOR,
     KIND_LISTENER,
+    KIND_REGISTRATION, /* is counted, and is no object */
     KIND_COUNT
 };
 
@@ -53,6 +54,8 @@ void object_drop(struct object *object);
 void object_close(struct object *object);
 
 int32_t object_live_count(void);
+void registration_made(void);
+void registration_ended(void);
 /* In a forked child: counts from 0 on. */
 void objects_forget(void);
 /* Writes how many objects of each kind were created and never closed to the file that the face's ..._STATISTICS names.

@@ -5,16 +5,11 @@
 
 #include <stdlib.h>
 
-static struct adapter *adapter_of(IND2Adapter *self)
-{
-    return &((struct nd_adapter *)self)->adapter;
-}
-
 static HRESULT STDMETHODCALLTYPE adapter_overlapped_file(IND2Adapter *self, HANDLE *out)
 {
     HANDLE handle = NULL;
 
-    if (adapter_gone(adapter_of(self)))
+    if (adapter_gone(nd_adapter_of(self)))
         return ND_DEVICE_REMOVED;
     if (!guarded_copy(out, &handle, sizeof handle))
         return ND_INVALID_PARAMETER_1;
@@ -26,7 +21,7 @@ static HRESULT STDMETHODCALLTYPE adapter_overlapped_file(IND2Adapter *self, HAND
 
 static HRESULT STDMETHODCALLTYPE adapter_query(IND2Adapter *self, ND2_ADAPTER_INFO *out, ULONG *size)
 {
-    struct adapter *adapter = adapter_of(self);
+    struct adapter *adapter = nd_adapter_of(self);
     ND2_ADAPTER_INFO info;
     ULONG have, need = sizeof info;
 
@@ -70,42 +65,43 @@ static HRESULT STDMETHODCALLTYPE adapter_query(IND2Adapter *self, ND2_ADAPTER_IN
 
 static HRESULT STDMETHODCALLTYPE adapter_addresses(IND2Adapter *self, SOCKET_ADDRESS_LIST *list, ULONG *size)
 {
-    if (adapter_gone(adapter_of(self)))
+    if (adapter_gone(nd_adapter_of(self)))
         return ND_DEVICE_REMOVED;
     return addresses_list(list, size);
 }
 
-static HRESULT STDMETHODCALLTYPE adapter_create_cq(IND2Adapter *self, REFIID iid, HANDLE file, ULONG depth,
-                                                   USHORT group, KAFFINITY affinity, void **out)
+HRESULT nd_adapter_check(IND2Adapter *self, const struct object_view *view, REFIID iid, void **out)
 {
-    struct adapter *adapter = adapter_of(self);
-
-    UNUSED(group); /* there is only one processor group (G.1.3) */
-    return adapter_gone(adapter) ? ND_DEVICE_REMOVED : nd_cq_create(adapter, iid, file, depth, affinity, out);
+    return adapter_gone(nd_adapter_of(self)) ? ND_DEVICE_REMOVED : com_check_iid(view, iid, out);
 }
 
-static HRESULT STDMETHODCALLTYPE adapter_create_region(IND2Adapter *self, REFIID iid, HANDLE file, void **out)
+/* `with_shared`: the receives are those of `shared`. Then there is one parameter less. */
+static HRESULT create_qp(IND2Adapter *self, REFIID iid, IUnknown *receive_cq, IUnknown *initiator_cq, bool with_shared,
+                         IUnknown *shared, void *context, const struct queue_pair_limits *limits, void **out)
 {
-    struct adapter *adapter = adapter_of(self);
-    return adapter_gone(adapter) ? ND_DEVICE_REMOVED : nd_region_create(adapter, iid, file, out);
-}
+    struct adapter *adapter = nd_adapter_of(self);
 
-static HRESULT STDMETHODCALLTYPE adapter_create_window(IND2Adapter *self, REFIID iid, void **out)
-{
-    struct adapter *adapter = adapter_of(self);
-    return adapter_gone(adapter) ? ND_DEVICE_REMOVED : nd_window_create(adapter, iid, out);
-}
-
-static HRESULT STDMETHODCALLTYPE adapter_create_srq(IND2Adapter *self, REFIID iid, HANDLE file, ULONG depth,
-                                                    ULONG max_sge, ULONG threshold, USHORT group, KAFFINITY affinity,
-                                                    void **out)
-{
-    struct adapter *adapter = adapter_of(self);
-
-    UNUSED(group);
-    UNUSED(affinity);
-    return adapter_gone(adapter) ? ND_DEVICE_REMOVED
-                                 : nd_srq_create(adapter, iid, file, depth, max_sge, threshold, out);
+    if (adapter_gone(adapter))
+        return ND_DEVICE_REMOVED;
+    struct completion_queue *receive = cq_from(receive_cq, adapter), *initiator = cq_from(initiator_cq, adapter);
+    struct shared_queue *srq = with_shared ? srq_from(shared, adapter) : NULL;
+    if (receive == NULL)
+        return ND_INVALID_PARAMETER_2;
+    if (initiator == NULL)
+        return ND_INVALID_PARAMETER_3;
+    if (with_shared && srq == NULL)
+        return ND_INVALID_PARAMETER_4;
+    if (limits->receive_depth > MAX_QUEUE_DEPTH)
+        return ND_INVALID_PARAMETER_5;
+    if (limits->initiator_depth > MAX_QUEUE_DEPTH)
+        return ND_INVALID_PARAMETER_6;
+    if (limits->receive_sge > MAX_SGE)
+        return ND_INVALID_PARAMETER_7;
+    if (limits->initiator_sge > MAX_SGE)
+        return with_shared ? ND_INVALID_PARAMETER_7 : ND_INVALID_PARAMETER_8;
+    if (limits->inline_size > MAX_INLINE_DATA)
+        return with_shared ? ND_INVALID_PARAMETER_8 : ND_INVALID_PARAMETER_9;
+    return nd_qp_create(adapter, iid, receive, initiator, srq, context, limits, out);
 }
 
 static HRESULT STDMETHODCALLTYPE adapter_create_qp(IND2Adapter *self, REFIID iid, IUnknown *receive_cq,
@@ -113,33 +109,9 @@ static HRESULT STDMETHODCALLTYPE adapter_create_qp(IND2Adapter *self, REFIID iid
                                                    ULONG initiator_depth, ULONG max_receive_sge,
                                                    ULONG max_initiator_sge, ULONG inline_size, void **out)
 {
-    struct adapter *adapter = adapter_of(self);
-    struct queue_pair_limits limits = {
-        .receive_depth = receive_depth,
-        .initiator_depth = initiator_depth,
-        .receive_sge = max_receive_sge,
-        .initiator_sge = max_initiator_sge,
-        .inline_size = inline_size,
-    };
-
-    if (adapter_gone(adapter))
-        return ND_DEVICE_REMOVED;
-    struct completion_queue *receive = cq_from(receive_cq, adapter), *initiator = cq_from(initiator_cq, adapter);
-    if (receive == NULL)
-        return ND_INVALID_PARAMETER_2;
-    if (initiator == NULL)
-        return ND_INVALID_PARAMETER_3;
-    if (receive_depth > MAX_QUEUE_DEPTH)
-        return ND_INVALID_PARAMETER_5;
-    if (initiator_depth > MAX_QUEUE_DEPTH)
-        return ND_INVALID_PARAMETER_6;
-    if (max_receive_sge > MAX_SGE)
-        return ND_INVALID_PARAMETER_7;
-    if (max_initiator_sge > MAX_SGE)
-        return ND_INVALID_PARAMETER_8;
-    if (inline_size > MAX_INLINE_DATA)
-        return ND_INVALID_PARAMETER_9;
-    return nd_qp_create(adapter, iid, receive, initiator, NULL, context, &limits, out);
+    const struct queue_pair_limits limits = {receive_depth, initiator_depth, max_receive_sge, max_initiator_sge,
+                                             inline_size};
+    return create_qp(self, iid, receive_cq, initiator_cq, false, NULL, context, &limits, out);
 }
 
 static HRESULT STDMETHODCALLTYPE adapter_create_qp_with_srq(IND2Adapter *self, REFIID iid, IUnknown *receive_cq,
@@ -147,42 +119,8 @@ static HRESULT STDMETHODCALLTYPE adapter_create_qp_with_srq(IND2Adapter *self, R
                                                             ULONG initiator_depth, ULONG max_initiator_sge,
                                                             ULONG inline_size, void **out)
 {
-    struct adapter *adapter = adapter_of(self);
-    struct queue_pair_limits limits = {
-        .initiator_depth = initiator_depth,
-        .initiator_sge = max_initiator_sge,
-        .inline_size = inline_size,
-    };
-
-    if (adapter_gone(adapter))
-        return ND_DEVICE_REMOVED;
-    struct completion_queue *receive = cq_from(receive_cq, adapter), *initiator = cq_from(initiator_cq, adapter);
-    struct shared_queue *srq = srq_from(shared, adapter);
-    if (receive == NULL)
-        return ND_INVALID_PARAMETER_2;
-    if (initiator == NULL)
-        return ND_INVALID_PARAMETER_3;
-    if (srq == NULL)
-        return ND_INVALID_PARAMETER_4;
-    if (initiator_depth > MAX_QUEUE_DEPTH)
-        return ND_INVALID_PARAMETER_6;
-    if (max_initiator_sge > MAX_SGE)
-        return ND_INVALID_PARAMETER_7;
-    if (inline_size > MAX_INLINE_DATA)
-        return ND_INVALID_PARAMETER_8;
-    return nd_qp_create(adapter, iid, receive, initiator, srq, context, &limits, out);
-}
-
-static HRESULT STDMETHODCALLTYPE adapter_create_connector(IND2Adapter *self, REFIID iid, HANDLE file, void **out)
-{
-    struct adapter *adapter = adapter_of(self);
-    return adapter_gone(adapter) ? ND_DEVICE_REMOVED : nd_connector_create(adapter, iid, file, out);
-}
-
-static HRESULT STDMETHODCALLTYPE adapter_create_listener(IND2Adapter *self, REFIID iid, HANDLE file, void **out)
-{
-    struct adapter *adapter = adapter_of(self);
-    return adapter_gone(adapter) ? ND_DEVICE_REMOVED : listener_create(adapter, iid, file, out);
+    const struct queue_pair_limits limits = {0, initiator_depth, 0, max_initiator_sge, inline_size};
+    return create_qp(self, iid, receive_cq, initiator_cq, true, shared, context, &limits, out);
 }
 
 bool nd_adapter_start(struct nd_adapter *adapter, const struct object_class *class, const struct object_view *as)
@@ -209,10 +147,9 @@ static const struct object_class class = {
 };
 
 static const struct IND2Adapter_methods methods = {
-    COM_METHODS(IND2Adapter),   adapter_overlapped_file,  adapter_query,
-    adapter_addresses,          adapter_create_cq,        adapter_create_region,
-    adapter_create_window,      adapter_create_srq,       adapter_create_qp,
-    adapter_create_qp_with_srq, adapter_create_connector, adapter_create_listener,
+    COM_METHODS(IND2Adapter), adapter_overlapped_file, adapter_query, adapter_addresses, nd_cq_create,
+    nd_region_create,         nd_window_create,        nd_srq_create, adapter_create_qp, adapter_create_qp_with_srq,
+    nd_connector_create,      listener_create,
 };
 
 static const struct object_view view = {

@@ -132,20 +132,6 @@ bool addresses_serve(const struct sockaddr *address)
     return false;
 }
 
-bool addresses_any(int family, struct sockaddr_storage *out)
-{
-    struct sockaddr_storage all[MAX_ADDRESSES];
-    unsigned count = collect(all);
-
-    for (unsigned i = 0; i < count; i++) {
-        if (all[i].ss_family != family)
-            continue;
-        *out = all[i];
-        return true;
-    }
-    return false;
-}
-
 HRESULT address_take(const struct sockaddr *address, ULONG size, struct sockaddr_storage *out)
 {
     memset(out, 0, sizeof *out);

@@ -9,8 +9,6 @@
 HRESULT addresses_list(SOCKET_ADDRESS_LIST *list, ULONG *size);
 /* Ignores port and scope. */
 bool addresses_serve(const struct sockaddr *address);
-/* The first served address of the family, with port 0. False if there is none. */
-bool addresses_any(int family, struct sockaddr_storage *out);
 
 /* Copies and checks a consumer's socket address: the family must be IPv4 or IPv6 and the size must suffice. */
 HRESULT address_take(const struct sockaddr *address, ULONG size, struct sockaddr_storage *out);

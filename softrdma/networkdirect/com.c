@@ -27,6 +27,22 @@ void *com_new(size_t size, const struct object_view *view)
     return com;
 }
 
+HRESULT com_open(void *face, HANDLE file)
+{
+    return face == NULL ? ND_NO_MEMORY : source_open(&((struct com *)face)->source, file);
+}
+
+HRESULT com_finish(void *face, HRESULT status, struct object *object, void **out)
+{
+    if (status == ND_SUCCESS) {
+        com_attach(face, object);
+        *out = face;
+    } else {
+        com_discard(face);
+    }
+    return status;
+}
+
 void com_discard(void *face)
 {
     struct com *com = face;
@@ -84,6 +100,17 @@ ULONG STDMETHODCALLTYPE com_release(struct com *com)
         source_close(&com->source);
     object_close(com->object);
     return 0;
+}
+
+HRESULT STDMETHODCALLTYPE com_cancel(struct com *com)
+{
+    return source_cancel(&com->source);
+}
+
+HRESULT STDMETHODCALLTYPE com_result(struct com *com, OVERLAPPED *overlapped, BOOL wait)
+{
+    UNUSED(com);
+    return overlapped_result(overlapped, wait);
 }
 
 struct com *com_from(const void *pointer, const struct object_view *view, const struct adapter *adapter)

@@ -39,12 +39,19 @@ void com_attach(struct com *com, struct object *object);
 /* The face of an object of the engine: `size` zeroed bytes that begin with a struct com, which was started. NULL if
  * memory is short. */
 void *com_new(size_t size, const struct object_view *view);
+/* Opens its source. `face` is what com_new gave, perhaps NULL. */
+HRESULT com_open(void *face, HANDLE file);
+/* The end of a creation: hands out the face with its object, or frees it if the status is none of success. */
+HRESULT com_finish(void *face, HRESULT status, struct object *object, void **out);
 /* Frees a face that got no object. */
 void com_discard(void *face);
 
 HRESULT STDMETHODCALLTYPE com_query_interface(struct com *com, REFIID iid, void **out);
 ULONG STDMETHODCALLTYPE com_add_ref(struct com *com);
 ULONG STDMETHODCALLTYPE com_release(struct com *com);
+/* CancelOverlappedRequests and GetOverlappedResult of objects that do nothing else there. */
+HRESULT STDMETHODCALLTYPE com_cancel(struct com *com);
+HRESULT STDMETHODCALLTYPE com_result(struct com *com, OVERLAPPED *overlapped, BOOL wait);
 
 /* What is behind a consumer's pointer if it has this view and belongs to this adapter (NULL: to any), otherwise NULL.
  * The pointer may have any value. */
@@ -57,5 +64,9 @@ HRESULT com_check_iid(const struct object_view *view, REFIID iid, void **out);
     (HRESULT(STDMETHODCALLTYPE *)(type *, REFIID, void **))(void *) com_query_interface, \
         (ULONG(STDMETHODCALLTYPE *)(type *))(void *)com_add_ref,                         \
         (ULONG(STDMETHODCALLTYPE *)(type *))(void *)com_release
+/* The same for those that accept overlapped requests. */
+#define COM_OVERLAPPED_METHODS(type, cancel)                                 \
+    COM_METHODS(type), (HRESULT(STDMETHODCALLTYPE *)(type *))(void *)cancel, \
+        (HRESULT(STDMETHODCALLTYPE *)(type *, OVERLAPPED *, BOOL))(void *)com_result
 
 #endif

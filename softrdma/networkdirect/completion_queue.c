@@ -105,17 +105,11 @@ static HRESULT STDMETHODCALLTYPE cq_affinity(IND2CompletionQueue *self, USHORT *
 HRESULT STDMETHODCALLTYPE nd_cq_cancel(IND2CompletionQueue *self)
 {
     cq_disarm(cq_of(self));
-    return source_cancel(&((struct com *)self)->source);
-}
-
-static HRESULT STDMETHODCALLTYPE cq_result(IND2CompletionQueue *self, OVERLAPPED *overlapped, BOOL wait)
-{
-    UNUSED(self);
-    return overlapped_result(overlapped, wait);
+    return com_cancel((struct com *)self);
 }
 
 static const struct IND2CompletionQueue_methods methods = {
-    COM_METHODS(IND2CompletionQueue), nd_cq_cancel, cq_result, cq_affinity, nd_cq_resize, nd_cq_notify, cq_results,
+    COM_OVERLAPPED_METHODS(IND2CompletionQueue, nd_cq_cancel), cq_affinity, nd_cq_resize, nd_cq_notify, cq_results,
 };
 
 static const struct object_view view = {
@@ -135,27 +129,22 @@ HRESULT nd_cq_new(struct adapter *adapter, const struct object_view *as, HANDLE 
 {
     struct completion_queue *cq;
     struct nd_completion_queue *face = com_new(sizeof *face, as);
+    HRESULT status = com_open(face, file);
 
-    if (face == NULL)
-        return ND_NO_MEMORY;
-    face->affinity = affinity;
-    HRESULT status = source_open(&face->com.source, file);
-    if (status == ND_SUCCESS)
+    if (status == ND_SUCCESS) {
+        face->affinity = affinity;
         status = cq_create(adapter, depth, face, &cq);
-    if (status != ND_SUCCESS) {
-        com_discard(face);
-        return status;
     }
-    com_attach(&face->com, &cq->object);
-    *out = face;
-    return ND_SUCCESS;
+    return com_finish(face, status, &cq->object, out);
 }
 
-HRESULT nd_cq_create(struct adapter *adapter, REFIID iid, HANDLE file, ULONG depth, KAFFINITY affinity, void **out)
+HRESULT STDMETHODCALLTYPE nd_cq_create(IND2Adapter *self, REFIID iid, HANDLE file, ULONG depth, USHORT group,
+                                       KAFFINITY affinity, void **out)
 {
-    HRESULT status = com_check_iid(&view, iid, out);
+    HRESULT status = nd_adapter_check(self, &view, iid, out);
 
+    UNUSED(group); /* there is only one processor group (G.1.3) */
     if (status == ND_SUCCESS && (depth == 0 || depth > MAX_CQ_DEPTH))
         status = ND_INVALID_PARAMETER_3;
-    return status == ND_SUCCESS ? nd_cq_new(adapter, &view, file, depth, affinity, out) : status;
+    return status == ND_SUCCESS ? nd_cq_new(nd_adapter_of(self), &view, file, depth, affinity, out) : status;
 }

@@ -375,7 +375,7 @@ HRESULT STDMETHODCALLTYPE nd_connector_cancel(IND2Connector *self)
     struct nd_connector *connector = (struct nd_connector *)self;
 
     connector_step(&connector->connector, CALL_CANCEL);
-    return source_cancel(&connector->com.source);
+    return com_cancel(&connector->com);
 }
 
 /* ---- For the listener ---- */
@@ -413,12 +413,6 @@ bool nd_connector_adopt(struct nd_connector *connector, struct stream *stream)
 
 /* ---- The object ---- */
 
-static HRESULT STDMETHODCALLTYPE nd_connector_result(IND2Connector *self, OVERLAPPED *overlapped, BOOL wait)
-{
-    UNUSED(self);
-    return overlapped_result(overlapped, wait);
-}
-
 static void closed(struct object *object)
 {
     connector_closed(object);
@@ -443,10 +437,18 @@ static const struct object_class class = {
 static const struct connector_owner owner = {.tell = take_news, .make_socket = make_socket, .disconnects = true};
 
 static const struct IND2Connector_methods methods = {
-    COM_METHODS(IND2Connector),     nd_connector_cancel,       nd_connector_result,        nd_connector_bind,
-    nd_connector_connect,           nd_connector_complete,     nd_connector_accept,        nd_connector_reject,
-    nd_connector_read_limits,       nd_connector_private_data, nd_connector_local_address, nd_connector_peer_address,
-    nd_connector_notify_disconnect, nd_connector_disconnect,
+    COM_OVERLAPPED_METHODS(IND2Connector, nd_connector_cancel),
+    nd_connector_bind,
+    nd_connector_connect,
+    nd_connector_complete,
+    nd_connector_accept,
+    nd_connector_reject,
+    nd_connector_read_limits,
+    nd_connector_private_data,
+    nd_connector_local_address,
+    nd_connector_peer_address,
+    nd_connector_notify_disconnect,
+    nd_connector_disconnect,
 };
 
 static const struct object_view view = {
@@ -460,7 +462,7 @@ struct nd_connector *nd_connector_from(IUnknown *pointer, const struct adapter *
     return (struct nd_connector *)com_from(pointer, &view, adapter);
 }
 
-HRESULT nd_connector_new(struct adapter *adapter, const struct object_view *as, HANDLE file, struct nd_connector **out)
+HRESULT nd_connector_new(struct adapter *adapter, const struct object_view *as, HANDLE file, void **out)
 {
     struct nd_connector *connector = calloc(1, sizeof *connector);
     if (connector == NULL)
@@ -479,14 +481,9 @@ HRESULT nd_connector_new(struct adapter *adapter, const struct object_view *as, 
     return ND_SUCCESS;
 }
 
-HRESULT nd_connector_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out)
+HRESULT STDMETHODCALLTYPE nd_connector_create(IND2Adapter *self, REFIID iid, HANDLE file, void **out)
 {
-    struct nd_connector *connector;
-    HRESULT status = com_check_iid(&view, iid, out);
+    HRESULT status = nd_adapter_check(self, &view, iid, out);
 
-    if (status == ND_SUCCESS)
-        status = nd_connector_new(adapter, &view, file, &connector);
-    if (status == ND_SUCCESS)
-        *out = connector;
-    return status;
+    return status == ND_SUCCESS ? nd_connector_new(nd_adapter_of(self), &view, file, out) : status;
 }

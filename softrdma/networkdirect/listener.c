@@ -277,17 +277,6 @@ HRESULT STDMETHODCALLTYPE listener_local_address(IND2Listener *self, struct sock
 
 /* ---- The object ---- */
 
-HRESULT STDMETHODCALLTYPE listener_cancel(IND2Listener *self)
-{
-    return source_cancel(&((struct com *)self)->source);
-}
-
-static HRESULT STDMETHODCALLTYPE listener_result(IND2Listener *self, OVERLAPPED *overlapped, BOOL wait)
-{
-    UNUSED(self);
-    return overlapped_result(overlapped, wait);
-}
-
 static void listener_closed(struct object *object)
 {
     struct listener *listener = CONTAINER_OF(object, struct listener, object);
@@ -329,8 +318,11 @@ static const struct object_class class = {
 };
 
 static const struct IND2Listener_methods methods = {
-    COM_METHODS(IND2Listener), listener_cancel,        listener_result,      listener_bind,
-    listener_listen,           listener_local_address, listener_get_request,
+    COM_OVERLAPPED_METHODS(IND2Listener, com_cancel),
+    listener_bind,
+    listener_listen,
+    listener_local_address,
+    listener_get_request,
 };
 
 static const struct object_view view = {
@@ -344,7 +336,7 @@ struct object *listener_object(struct listener *listener)
     return &listener->object;
 }
 
-HRESULT listener_new(struct adapter *adapter, const struct object_view *as, HANDLE file, struct listener **out)
+HRESULT listener_new(struct adapter *adapter, const struct object_view *as, HANDLE file, void **out)
 {
     struct listener *listener = calloc(1, sizeof *listener);
     if (listener == NULL)
@@ -368,14 +360,9 @@ HRESULT listener_new(struct adapter *adapter, const struct object_view *as, HAND
     return ND_SUCCESS;
 }
 
-HRESULT listener_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out)
+HRESULT STDMETHODCALLTYPE listener_create(IND2Adapter *self, REFIID iid, HANDLE file, void **out)
 {
-    struct listener *listener;
-    HRESULT status = com_check_iid(&view, iid, out);
+    HRESULT status = nd_adapter_check(self, &view, iid, out);
 
-    if (status == ND_SUCCESS)
-        status = listener_new(adapter, &view, file, &listener);
-    if (status == ND_SUCCESS)
-        *out = listener;
-    return status;
+    return status == ND_SUCCESS ? listener_new(nd_adapter_of(self), &view, file, out) : status;
 }

@@ -9,8 +9,8 @@
 struct nd_connector;
 struct listener;
 
-HRESULT listener_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out);
-HRESULT listener_new(struct adapter *adapter, const struct object_view *as, HANDLE file, struct listener **out);
+HRESULT STDMETHODCALLTYPE listener_create(IND2Adapter *self, REFIID iid, HANDLE file, void **out);
+HRESULT listener_new(struct adapter *adapter, const struct object_view *as, HANDLE file, void **out);
 
 /* GetConnectionRequest. A NULL connector is one that does not belong to this adapter. */
 HRESULT listener_wait(struct listener *listener, struct nd_connector *connector, OVERLAPPED *overlapped);
@@ -19,6 +19,5 @@ HRESULT listener_wait(struct listener *listener, struct nd_connector *connector,
 HRESULT STDMETHODCALLTYPE listener_bind(IND2Listener *self, const struct sockaddr *address, ULONG size);
 HRESULT STDMETHODCALLTYPE listener_listen(IND2Listener *self, ULONG backlog);
 HRESULT STDMETHODCALLTYPE listener_local_address(IND2Listener *self, struct sockaddr *address, ULONG *size);
-HRESULT STDMETHODCALLTYPE listener_cancel(IND2Listener *self);
 
 #endif

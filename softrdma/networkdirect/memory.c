@@ -23,7 +23,7 @@ static HRESULT STDMETHODCALLTYPE region_register(IND2MemoryRegion *self, const v
         region_end(region, true);
         return status;
     }
-    adapter_count_registration(1, 1);
+    registration_made();
     request_complete(source, REQUEST_REGION, ND_SUCCESS);
     return ND_PENDING;
 }
@@ -40,7 +40,7 @@ static HRESULT STDMETHODCALLTYPE region_deregister(IND2MemoryRegion *self, OVERL
     TRACE("region %p: deregister: 0x%08lx", (void *)region, status);
     if (status != ND_SUCCESS)
         return status;
-    adapter_count_registration(0, -1);
+    registration_ended();
     status = request_accept(source, REQUEST_REGION, overlapped, NULL);
     if (status == ND_PENDING)
         request_complete(source, REQUEST_REGION, ND_SUCCESS);
@@ -57,20 +57,12 @@ static UINT32 STDMETHODCALLTYPE region_get_remote_token(IND2MemoryRegion *self)
     return region_remote_token(region_of(self));
 }
 
-static HRESULT STDMETHODCALLTYPE region_cancel(IND2MemoryRegion *self)
-{
-    return source_cancel(&((struct com *)self)->source);
-}
-
-static HRESULT STDMETHODCALLTYPE region_result(IND2MemoryRegion *self, OVERLAPPED *overlapped, BOOL wait)
-{
-    UNUSED(self);
-    return overlapped_result(overlapped, wait);
-}
-
 static const struct IND2MemoryRegion_methods region_methods = {
-    COM_METHODS(IND2MemoryRegion), region_cancel,           region_result, region_register, region_deregister,
-    region_get_local_token,        region_get_remote_token,
+    COM_OVERLAPPED_METHODS(IND2MemoryRegion, com_cancel),
+    region_register,
+    region_deregister,
+    region_get_local_token,
+    region_get_remote_token,
 };
 
 static const struct object_view region_view = {
@@ -101,26 +93,19 @@ HRESULT nd_region_new(struct adapter *adapter, ND_MR_HANDLE *handle_out, struct 
     return status;
 }
 
-HRESULT nd_region_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out)
+HRESULT STDMETHODCALLTYPE nd_region_create(IND2Adapter *self, REFIID iid, HANDLE file, void **out)
 {
+    struct adapter *adapter = nd_adapter_of(self);
     struct region *region;
-    HRESULT status = com_check_iid(&region_view, iid, out);
+    HRESULT status = nd_adapter_check(self, &region_view, iid, out);
 
     if (status != ND_SUCCESS)
         return status;
     struct nd_region *face = com_new(sizeof *face, &region_view);
-    if (face == NULL)
-        return ND_NO_MEMORY;
-    status = source_open(&face->com.source, file);
+    status = com_open(face, file);
     if (status == ND_SUCCESS)
         status = region_create(adapter, adapter, face, &region);
-    if (status != ND_SUCCESS) {
-        com_discard(face);
-        return status;
-    }
-    com_attach(&face->com, &region->object);
-    *out = face;
-    return ND_SUCCESS;
+    return com_finish(face, status, &region->object, out);
 }
 
 /* ---- Window ---- */
@@ -146,24 +131,17 @@ struct window *window_from(IUnknown *pointer)
     return com == NULL ? NULL : window_of(com);
 }
 
-HRESULT nd_window_create(struct adapter *adapter, REFIID iid, void **out)
+HRESULT STDMETHODCALLTYPE nd_window_create(IND2Adapter *self, REFIID iid, void **out)
 {
+    struct adapter *adapter = nd_adapter_of(self);
     struct window *window;
-    HRESULT status = com_check_iid(&window_view, iid, out);
+    HRESULT status = nd_adapter_check(self, &window_view, iid, out);
 
     if (status != ND_SUCCESS)
         return status;
     struct nd_window *face = com_new(sizeof *face, &window_view);
-    if (face == NULL)
-        return ND_NO_MEMORY;
-    status = window_create(adapter, adapter, face, &window);
-    if (status != ND_SUCCESS) {
-        com_discard(face);
-        return status;
-    }
-    com_attach(&face->com, &window->object);
-    *out = face;
-    return ND_SUCCESS;
+    status = face == NULL ? ND_NO_MEMORY : window_create(adapter, adapter, face, &window);
+    return com_finish(face, status, &window->object, out);
 }
 
 /* Writes the result of a version 1 window, which lives as long as the window. */

@@ -2,7 +2,7 @@
 #ifndef SOFTND_ND_CONNECTOR_H
 #define SOFTND_ND_CONNECTOR_H
 
-#include "com.h"
+#include "nd_adapter.h"
 #include "connector.h"
 
 struct nd_connector {
@@ -15,8 +15,8 @@ struct nd_connector {
     HRESULT disconnect_result;
 };
 
-HRESULT nd_connector_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out);
-HRESULT nd_connector_new(struct adapter *adapter, const struct object_view *as, HANDLE file, struct nd_connector **out);
+HRESULT STDMETHODCALLTYPE nd_connector_create(IND2Adapter *self, REFIID iid, HANDLE file, void **out);
+HRESULT nd_connector_new(struct adapter *adapter, const struct object_view *as, HANDLE file, void **out);
 struct nd_connector *nd_connector_from(IUnknown *pointer, const struct adapter *adapter);
 
 /* The arguments of Connect and Accept. */

@@ -66,13 +66,14 @@ struct shared_queue *srq_from(IUnknown *pointer, const struct adapter *adapter);
 struct queue_pair *qp_from(IUnknown *pointer);
 
 /* memory.c */
-HRESULT nd_region_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out);
+HRESULT STDMETHODCALLTYPE nd_region_create(IND2Adapter *self, REFIID iid, HANDLE file, void **out);
 /* A region that the consumer does not see and that accepts no requests: a registration of version 1. */
 HRESULT nd_region_new(struct adapter *adapter, ND_MR_HANDLE *handle_out, struct region **out);
-HRESULT nd_window_create(struct adapter *adapter, REFIID iid, void **out);
+HRESULT STDMETHODCALLTYPE nd_window_create(IND2Adapter *self, REFIID iid, void **out);
 
 /* completion_queue.c */
-HRESULT nd_cq_create(struct adapter *adapter, REFIID iid, HANDLE file, ULONG depth, KAFFINITY affinity, void **out);
+HRESULT STDMETHODCALLTYPE nd_cq_create(IND2Adapter *self, REFIID iid, HANDLE file, ULONG depth, USHORT group,
+                                       KAFFINITY affinity, void **out);
 HRESULT nd_cq_new(struct adapter *adapter, const struct object_view *as, HANDLE file, ULONG depth, KAFFINITY affinity,
                   void **out);
 HRESULT STDMETHODCALLTYPE nd_cq_notify(IND2CompletionQueue *self, ULONG type, OVERLAPPED *overlapped);
@@ -82,8 +83,8 @@ HRESULT notify_affinity(const struct adapter *adapter, USHORT group, KAFFINITY a
                         KAFFINITY *out_affinity);
 
 /* shared_receive_queue.c */
-HRESULT nd_srq_create(struct adapter *adapter, REFIID iid, HANDLE file, ULONG depth, ULONG max_sge, ULONG threshold,
-                      void **out);
+HRESULT STDMETHODCALLTYPE nd_srq_create(IND2Adapter *self, REFIID iid, HANDLE file, ULONG depth, ULONG max_sge,
+                                        ULONG threshold, USHORT group, KAFFINITY affinity, void **out);
 
 /* queue_pair.c */
 HRESULT nd_qp_create(struct adapter *adapter, REFIID iid, struct completion_queue *receive_cq,
@@ -93,6 +94,7 @@ HRESULT nd_qp_create(struct adapter *adapter, REFIID iid, struct completion_queu
 HRESULT nd_qp_new(struct adapter *adapter, const struct object_view *as, struct completion_queue *receive_cq,
                   struct completion_queue *initiator_cq, struct shared_queue *srq, void *context,
                   const struct queue_pair_limits *limits, struct object *owner, void **out);
+HRESULT STDMETHODCALLTYPE nd_qp_flush(IND2QueuePair *self);
 HRESULT STDMETHODCALLTYPE nd_qp_invalidate(IND2QueuePair *self, void *context, IUnknown *window_pointer, ULONG flags);
 
 #endif

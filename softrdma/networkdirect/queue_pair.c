@@ -11,30 +11,31 @@ static HRESULT STDMETHODCALLTYPE qp_send(IND2QueuePair *self, void *context, con
     return qp_post_data(qp_of(self), &operation, sge, sge_count);
 }
 
-static HRESULT STDMETHODCALLTYPE qp_read(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
-                                         UINT64 remote_address, UINT32 remote_token, ULONG flags)
+static HRESULT transfer(IND2QueuePair *self, ND2_REQUEST_TYPE type, void *context, const ND2_SGE *sge, ULONG sge_count,
+                        UINT64 remote_address, UINT32 remote_token, ULONG flags, ULONG allowed)
 {
     struct operation operation;
 
-    if ((flags & ~(ULONG)FENCE_AND_SILENT) != 0)
+    if ((flags & ~allowed) != 0)
         return ND_INVALID_PARAMETER_6;
-    operation_begin(&operation, context, Nd2RequestTypeRead, flags);
+    operation_begin(&operation, context, type, flags);
     operation.remote_address = remote_address;
     operation.remote_token = remote_token;
     return qp_post_data(qp_of(self), &operation, sge, sge_count);
 }
 
+static HRESULT STDMETHODCALLTYPE qp_read(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
+                                         UINT64 remote_address, UINT32 remote_token, ULONG flags)
+{
+    return transfer(self, Nd2RequestTypeRead, context, sge, sge_count, remote_address, remote_token, flags,
+                    FENCE_AND_SILENT);
+}
+
 static HRESULT STDMETHODCALLTYPE qp_write(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
                                           UINT64 remote_address, UINT32 remote_token, ULONG flags)
 {
-    struct operation operation;
-
-    if ((flags & ~(ULONG)(FENCE_AND_SILENT | ND_OP_FLAG_INLINE)) != 0)
-        return ND_INVALID_PARAMETER_6;
-    operation_begin(&operation, context, Nd2RequestTypeWrite, flags);
-    operation.remote_address = remote_address;
-    operation.remote_token = remote_token;
-    return qp_post_data(qp_of(self), &operation, sge, sge_count);
+    return transfer(self, Nd2RequestTypeWrite, context, sge, sge_count, remote_address, remote_token, flags,
+                    FENCE_AND_SILENT | ND_OP_FLAG_INLINE);
 }
 
 static HRESULT STDMETHODCALLTYPE qp_bind(IND2QueuePair *self, void *context, IUnknown *region_pointer,
@@ -73,13 +74,13 @@ static HRESULT STDMETHODCALLTYPE qp_post_receive(IND2QueuePair *self, void *cont
     return qp_receive(qp_of(self), context, sge, sge_count);
 }
 
-static HRESULT STDMETHODCALLTYPE qp_cancel_all(IND2QueuePair *self)
+HRESULT STDMETHODCALLTYPE nd_qp_flush(IND2QueuePair *self)
 {
     return qp_flush(qp_of(self));
 }
 
 static const struct IND2QueuePair_methods methods = {
-    COM_METHODS(IND2QueuePair), qp_cancel_all, qp_send, qp_post_receive, qp_bind, nd_qp_invalidate, qp_read, qp_write,
+    COM_METHODS(IND2QueuePair), nd_qp_flush, qp_send, qp_post_receive, qp_bind, nd_qp_invalidate, qp_read, qp_write,
 };
 
 static const struct object_view view = {
@@ -99,17 +100,11 @@ HRESULT nd_qp_new(struct adapter *adapter, const struct object_view *as, struct 
 {
     struct queue_pair *qp;
     struct nd_queue_pair *face = com_new(sizeof *face, as);
+    HRESULT status =
+        face == NULL ? ND_NO_MEMORY
+                     : qp_create(adapter, adapter, receive_cq, initiator_cq, srq, context, limits, owner, face, &qp);
 
-    if (face == NULL)
-        return ND_NO_MEMORY;
-    HRESULT status = qp_create(adapter, adapter, receive_cq, initiator_cq, srq, context, limits, owner, face, &qp);
-    if (status != ND_SUCCESS) {
-        com_discard(face);
-        return status;
-    }
-    com_attach(&face->com, &qp->object);
-    *out = face;
-    return ND_SUCCESS;
+    return com_finish(face, status, &qp->object, out);
 }
 
 HRESULT nd_qp_create(struct adapter *adapter, REFIID iid, struct completion_queue *receive_cq,

@@ -40,21 +40,8 @@ static HRESULT STDMETHODCALLTYPE srq_affinity(IND2SharedReceiveQueue *self, USHO
     return notify_affinity(srq_of(self)->object.adapter, 0, 0, group, affinity);
 }
 
-static HRESULT STDMETHODCALLTYPE srq_cancel(IND2SharedReceiveQueue *self)
-{
-    return source_cancel(&((struct com *)self)->source);
-}
-
-static HRESULT STDMETHODCALLTYPE srq_result(IND2SharedReceiveQueue *self, OVERLAPPED *overlapped, BOOL wait)
-{
-    UNUSED(self);
-    return overlapped_result(overlapped, wait);
-}
-
 static const struct IND2SharedReceiveQueue_methods methods = {
-    COM_METHODS(IND2SharedReceiveQueue),
-    srq_cancel,
-    srq_result,
+    COM_OVERLAPPED_METHODS(IND2SharedReceiveQueue, com_cancel),
     srq_affinity,
     srq_change,
     srq_notify_request,
@@ -73,12 +60,15 @@ struct shared_queue *srq_from(IUnknown *pointer, const struct adapter *adapter)
     return com == NULL ? NULL : srq_of(com);
 }
 
-HRESULT nd_srq_create(struct adapter *adapter, REFIID iid, HANDLE file, ULONG depth, ULONG max_sge, ULONG threshold,
-                      void **out)
+HRESULT STDMETHODCALLTYPE nd_srq_create(IND2Adapter *self, REFIID iid, HANDLE file, ULONG depth, ULONG max_sge,
+                                        ULONG threshold, USHORT group, KAFFINITY affinity, void **out)
 {
+    struct adapter *adapter = nd_adapter_of(self);
     struct shared_queue *srq;
-    HRESULT status = com_check_iid(&view, iid, out);
+    HRESULT status = nd_adapter_check(self, &view, iid, out);
 
+    UNUSED(group);
+    UNUSED(affinity);
     if (status != ND_SUCCESS)
         return status;
     if (depth == 0 || depth > MAX_SHARED_QUEUE_DEPTH)
@@ -86,16 +76,8 @@ HRESULT nd_srq_create(struct adapter *adapter, REFIID iid, HANDLE file, ULONG de
     if (max_sge > MAX_SGE)
         return ND_INVALID_PARAMETER_4;
     struct com *com = com_new(sizeof *com, &view);
-    if (com == NULL)
-        return ND_NO_MEMORY;
-    status = source_open(&com->source, file);
+    status = com_open(com, file);
     if (status == ND_SUCCESS)
         status = srq_create(adapter, adapter, depth, max_sge, threshold, com, &srq);
-    if (status != ND_SUCCESS) {
-        com_discard(com);
-        return status;
-    }
-    com_attach(com, &srq->object);
-    *out = com;
-    return ND_SUCCESS;
+    return com_finish(com, status, &srq->object, out);
 }

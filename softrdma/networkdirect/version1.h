@@ -77,27 +77,22 @@ extern const GUID softnd_iid_IClassFactory;
 /* Interfaces. INDMemoryWindow has no methods of its own, so an IND2MemoryWindow serves as one. */
 typedef IND2MemoryWindow INDMemoryWindow;
 
-typedef struct INDCompletionQueue INDCompletionQueue;
+#define INDOVERLAPPED_METHODS(type)                                    \
+    IUNKNOWN_METHODS(type);                                            \
+    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(type * self); \
+    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(type * self, OVERLAPPED * overlapped, SIZE_T * bytes, BOOL wait)
+
+ND_INTERFACE(INDCompletionQueue);
 struct INDCompletionQueue_methods {
-    HRESULT(STDMETHODCALLTYPE *QueryInterface)(INDCompletionQueue *self, REFIID iid, void **object);
-    ULONG(STDMETHODCALLTYPE *AddRef)(INDCompletionQueue *self);
-    ULONG(STDMETHODCALLTYPE *Release)(INDCompletionQueue *self);
-    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(INDCompletionQueue *self);
-    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(INDCompletionQueue *self, OVERLAPPED *overlapped, SIZE_T *bytes,
-                                                    BOOL wait);
+    INDOVERLAPPED_METHODS(INDCompletionQueue);
     HRESULT(STDMETHODCALLTYPE *Resize)(INDCompletionQueue *self, SIZE_T entries);
     HRESULT(STDMETHODCALLTYPE *Notify)(INDCompletionQueue *self, DWORD type, OVERLAPPED *overlapped);
     SIZE_T(STDMETHODCALLTYPE *GetResults)(INDCompletionQueue *self, ND_RESULT **results, SIZE_T count);
 };
-struct INDCompletionQueue {
-    const struct INDCompletionQueue_methods *methods;
-};
 
-typedef struct INDEndpoint INDEndpoint;
+ND_INTERFACE(INDEndpoint);
 struct INDEndpoint_methods {
-    HRESULT(STDMETHODCALLTYPE *QueryInterface)(INDEndpoint *self, REFIID iid, void **object);
-    ULONG(STDMETHODCALLTYPE *AddRef)(INDEndpoint *self);
-    ULONG(STDMETHODCALLTYPE *Release)(INDEndpoint *self);
+    IUNKNOWN_METHODS(INDEndpoint);
     HRESULT(STDMETHODCALLTYPE *Flush)(INDEndpoint *self);
     void(STDMETHODCALLTYPE *StartRequestBatch)(INDEndpoint *self);
     void(STDMETHODCALLTYPE *SubmitRequestBatch)(INDEndpoint *self);
@@ -114,18 +109,10 @@ struct INDEndpoint_methods {
     HRESULT(STDMETHODCALLTYPE *Write)(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge, SIZE_T sge_count,
                                       const ND_MW_DESCRIPTOR *remote, ULONGLONG offset, DWORD flags);
 };
-struct INDEndpoint {
-    const struct INDEndpoint_methods *methods;
-};
 
-typedef struct INDConnector INDConnector;
+ND_INTERFACE(INDConnector);
 struct INDConnector_methods {
-    HRESULT(STDMETHODCALLTYPE *QueryInterface)(INDConnector *self, REFIID iid, void **object);
-    ULONG(STDMETHODCALLTYPE *AddRef)(INDConnector *self);
-    ULONG(STDMETHODCALLTYPE *Release)(INDConnector *self);
-    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(INDConnector *self);
-    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(INDConnector *self, OVERLAPPED *overlapped, SIZE_T *bytes,
-                                                    BOOL wait);
+    INDOVERLAPPED_METHODS(INDConnector);
     HRESULT(STDMETHODCALLTYPE *CreateEndpoint)(INDConnector *self, INDCompletionQueue *inbound_queue,
                                                INDCompletionQueue *outbound_queue, SIZE_T inbound_entries,
                                                SIZE_T outbound_entries, SIZE_T inbound_sge, SIZE_T outbound_sge,
@@ -146,30 +133,16 @@ struct INDConnector_methods {
     HRESULT(STDMETHODCALLTYPE *NotifyDisconnect)(INDConnector *self, OVERLAPPED *overlapped);
     HRESULT(STDMETHODCALLTYPE *Disconnect)(INDConnector *self, OVERLAPPED *overlapped);
 };
-struct INDConnector {
-    const struct INDConnector_methods *methods;
-};
 
-typedef struct INDListen INDListen;
+ND_INTERFACE(INDListen);
 struct INDListen_methods {
-    HRESULT(STDMETHODCALLTYPE *QueryInterface)(INDListen *self, REFIID iid, void **object);
-    ULONG(STDMETHODCALLTYPE *AddRef)(INDListen *self);
-    ULONG(STDMETHODCALLTYPE *Release)(INDListen *self);
-    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(INDListen *self);
-    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(INDListen *self, OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait);
+    INDOVERLAPPED_METHODS(INDListen);
     HRESULT(STDMETHODCALLTYPE *GetConnectionRequest)(INDListen *self, INDConnector *connector, OVERLAPPED *overlapped);
 };
-struct INDListen {
-    const struct INDListen_methods *methods;
-};
 
-typedef struct INDAdapter INDAdapter;
+ND_INTERFACE(INDAdapter);
 struct INDAdapter_methods {
-    HRESULT(STDMETHODCALLTYPE *QueryInterface)(INDAdapter *self, REFIID iid, void **object);
-    ULONG(STDMETHODCALLTYPE *AddRef)(INDAdapter *self);
-    ULONG(STDMETHODCALLTYPE *Release)(INDAdapter *self);
-    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(INDAdapter *self);
-    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(INDAdapter *self, OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait);
+    INDOVERLAPPED_METHODS(INDAdapter);
     HANDLE(STDMETHODCALLTYPE *GetFileHandle)(INDAdapter *self);
     HRESULT(STDMETHODCALLTYPE *Query)(INDAdapter *self, DWORD version, ND_ADAPTER_INFO *info, SIZE_T *size);
     HRESULT(STDMETHODCALLTYPE *Control)(INDAdapter *self, DWORD code, const void *in, SIZE_T in_size, void *out,
@@ -185,21 +158,13 @@ struct INDAdapter_methods {
     HRESULT(STDMETHODCALLTYPE *Listen)(INDAdapter *self, SIZE_T backlog, INT protocol, USHORT port,
                                        USHORT *assigned_port, INDListen **listen);
 };
-struct INDAdapter {
-    const struct INDAdapter_methods *methods;
-};
 
-typedef struct INDProvider INDProvider;
+ND_INTERFACE(INDProvider);
 struct INDProvider_methods {
-    HRESULT(STDMETHODCALLTYPE *QueryInterface)(INDProvider *self, REFIID iid, void **object);
-    ULONG(STDMETHODCALLTYPE *AddRef)(INDProvider *self);
-    ULONG(STDMETHODCALLTYPE *Release)(INDProvider *self);
+    IUNKNOWN_METHODS(INDProvider);
     HRESULT(STDMETHODCALLTYPE *QueryAddressList)(INDProvider *self, SOCKET_ADDRESS_LIST *list, SIZE_T *size);
     HRESULT(STDMETHODCALLTYPE *OpenAdapter)(INDProvider *self, const struct sockaddr *address, SIZE_T size,
                                             INDAdapter **adapter);
-};
-struct INDProvider {
-    const struct INDProvider_methods *methods;
 };
 
 _Static_assert(sizeof(struct INDCompletionQueue_methods) == 8 * sizeof(void *), "slots");

@@ -73,85 +73,64 @@ extern const GUID softnd_iid_IND2Adapter;
 extern const GUID softnd_iid_IND2Provider;
 extern const GUID softnd_iid_IUnknown;
 
-/* Interfaces */
-typedef struct IND2Overlapped IND2Overlapped;
+/* Interfaces: what a program has a pointer to, and the methods that several begin with. */
+#define ND_INTERFACE(type)                    \
+    typedef struct type type;                 \
+    struct type {                             \
+        const struct type##_methods *methods; \
+    }
+#define IUNKNOWN_METHODS(type)                                                          \
+    HRESULT(STDMETHODCALLTYPE *QueryInterface)(type * self, REFIID iid, void **object); \
+    ULONG(STDMETHODCALLTYPE *AddRef)(type * self);                                      \
+    ULONG(STDMETHODCALLTYPE *Release)(type * self)
+#define IND2OVERLAPPED_METHODS(type)                                   \
+    IUNKNOWN_METHODS(type);                                            \
+    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(type * self); \
+    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(type * self, OVERLAPPED * overlapped, BOOL wait)
+
+ND_INTERFACE(IND2Overlapped);
 struct IND2Overlapped_methods {
-    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2Overlapped *self, REFIID iid, void **object);
-    ULONG(STDMETHODCALLTYPE *AddRef)(IND2Overlapped *self);
-    ULONG(STDMETHODCALLTYPE *Release)(IND2Overlapped *self);
-    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2Overlapped *self);
-    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(IND2Overlapped *self, OVERLAPPED *overlapped, BOOL wait);
-};
-struct IND2Overlapped {
-    const struct IND2Overlapped_methods *methods;
+    IND2OVERLAPPED_METHODS(IND2Overlapped);
 };
 
-typedef struct IND2CompletionQueue IND2CompletionQueue;
+ND_INTERFACE(IND2CompletionQueue);
 struct IND2CompletionQueue_methods {
-    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2CompletionQueue *self, REFIID iid, void **object);
-    ULONG(STDMETHODCALLTYPE *AddRef)(IND2CompletionQueue *self);
-    ULONG(STDMETHODCALLTYPE *Release)(IND2CompletionQueue *self);
-    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2CompletionQueue *self);
-    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(IND2CompletionQueue *self, OVERLAPPED *overlapped, BOOL wait);
+    IND2OVERLAPPED_METHODS(IND2CompletionQueue);
     HRESULT(STDMETHODCALLTYPE *GetNotifyAffinity)(IND2CompletionQueue *self, USHORT *group, KAFFINITY *affinity);
     HRESULT(STDMETHODCALLTYPE *Resize)(IND2CompletionQueue *self, ULONG depth);
     HRESULT(STDMETHODCALLTYPE *Notify)(IND2CompletionQueue *self, ULONG type, OVERLAPPED *overlapped);
     ULONG(STDMETHODCALLTYPE *GetResults)(IND2CompletionQueue *self, ND2_RESULT *results, ULONG count);
 };
-struct IND2CompletionQueue {
-    const struct IND2CompletionQueue_methods *methods;
-};
 
-typedef struct IND2SharedReceiveQueue IND2SharedReceiveQueue;
+ND_INTERFACE(IND2SharedReceiveQueue);
 struct IND2SharedReceiveQueue_methods {
-    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2SharedReceiveQueue *self, REFIID iid, void **object);
-    ULONG(STDMETHODCALLTYPE *AddRef)(IND2SharedReceiveQueue *self);
-    ULONG(STDMETHODCALLTYPE *Release)(IND2SharedReceiveQueue *self);
-    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2SharedReceiveQueue *self);
-    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(IND2SharedReceiveQueue *self, OVERLAPPED *overlapped, BOOL wait);
+    IND2OVERLAPPED_METHODS(IND2SharedReceiveQueue);
     HRESULT(STDMETHODCALLTYPE *GetNotifyAffinity)(IND2SharedReceiveQueue *self, USHORT *group, KAFFINITY *affinity);
     HRESULT(STDMETHODCALLTYPE *Modify)(IND2SharedReceiveQueue *self, ULONG depth, ULONG threshold);
     HRESULT(STDMETHODCALLTYPE *Notify)(IND2SharedReceiveQueue *self, OVERLAPPED *overlapped);
     HRESULT(STDMETHODCALLTYPE *Receive)(IND2SharedReceiveQueue *self, void *context, const ND2_SGE *sge,
                                         ULONG sge_count);
 };
-struct IND2SharedReceiveQueue {
-    const struct IND2SharedReceiveQueue_methods *methods;
-};
 
-typedef struct IND2MemoryWindow IND2MemoryWindow;
+ND_INTERFACE(IND2MemoryWindow);
 struct IND2MemoryWindow_methods {
-    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2MemoryWindow *self, REFIID iid, void **object);
-    ULONG(STDMETHODCALLTYPE *AddRef)(IND2MemoryWindow *self);
-    ULONG(STDMETHODCALLTYPE *Release)(IND2MemoryWindow *self);
+    IUNKNOWN_METHODS(IND2MemoryWindow);
     UINT32(STDMETHODCALLTYPE *GetRemoteToken)(IND2MemoryWindow *self);
 };
-struct IND2MemoryWindow {
-    const struct IND2MemoryWindow_methods *methods;
-};
 
-typedef struct IND2MemoryRegion IND2MemoryRegion;
+ND_INTERFACE(IND2MemoryRegion);
 struct IND2MemoryRegion_methods {
-    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2MemoryRegion *self, REFIID iid, void **object);
-    ULONG(STDMETHODCALLTYPE *AddRef)(IND2MemoryRegion *self);
-    ULONG(STDMETHODCALLTYPE *Release)(IND2MemoryRegion *self);
-    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2MemoryRegion *self);
-    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(IND2MemoryRegion *self, OVERLAPPED *overlapped, BOOL wait);
+    IND2OVERLAPPED_METHODS(IND2MemoryRegion);
     HRESULT(STDMETHODCALLTYPE *Register)(IND2MemoryRegion *self, const void *buffer, SIZE_T size, ULONG flags,
                                          OVERLAPPED *overlapped);
     HRESULT(STDMETHODCALLTYPE *Deregister)(IND2MemoryRegion *self, OVERLAPPED *overlapped);
     UINT32(STDMETHODCALLTYPE *GetLocalToken)(IND2MemoryRegion *self);
     UINT32(STDMETHODCALLTYPE *GetRemoteToken)(IND2MemoryRegion *self);
 };
-struct IND2MemoryRegion {
-    const struct IND2MemoryRegion_methods *methods;
-};
 
-typedef struct IND2QueuePair IND2QueuePair;
+ND_INTERFACE(IND2QueuePair);
 struct IND2QueuePair_methods {
-    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2QueuePair *self, REFIID iid, void **object);
-    ULONG(STDMETHODCALLTYPE *AddRef)(IND2QueuePair *self);
-    ULONG(STDMETHODCALLTYPE *Release)(IND2QueuePair *self);
+    IUNKNOWN_METHODS(IND2QueuePair);
     HRESULT(STDMETHODCALLTYPE *Flush)(IND2QueuePair *self);
     HRESULT(STDMETHODCALLTYPE *Send)(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
                                      ULONG flags);
@@ -164,17 +143,10 @@ struct IND2QueuePair_methods {
     HRESULT(STDMETHODCALLTYPE *Write)(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
                                       UINT64 remote_address, UINT32 remote_token, ULONG flags);
 };
-struct IND2QueuePair {
-    const struct IND2QueuePair_methods *methods;
-};
 
-typedef struct IND2Connector IND2Connector;
+ND_INTERFACE(IND2Connector);
 struct IND2Connector_methods {
-    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2Connector *self, REFIID iid, void **object);
-    ULONG(STDMETHODCALLTYPE *AddRef)(IND2Connector *self);
-    ULONG(STDMETHODCALLTYPE *Release)(IND2Connector *self);
-    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2Connector *self);
-    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(IND2Connector *self, OVERLAPPED *overlapped, BOOL wait);
+    IND2OVERLAPPED_METHODS(IND2Connector);
     HRESULT(STDMETHODCALLTYPE *Bind)(IND2Connector *self, const struct sockaddr *address, ULONG size);
     HRESULT(STDMETHODCALLTYPE *Connect)(IND2Connector *self, IUnknown *queue_pair, const struct sockaddr *destination,
                                         ULONG size, ULONG inbound_read_limit, ULONG outbound_read_limit,
@@ -192,31 +164,19 @@ struct IND2Connector_methods {
     HRESULT(STDMETHODCALLTYPE *NotifyDisconnect)(IND2Connector *self, OVERLAPPED *overlapped);
     HRESULT(STDMETHODCALLTYPE *Disconnect)(IND2Connector *self, OVERLAPPED *overlapped);
 };
-struct IND2Connector {
-    const struct IND2Connector_methods *methods;
-};
 
-typedef struct IND2Listener IND2Listener;
+ND_INTERFACE(IND2Listener);
 struct IND2Listener_methods {
-    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2Listener *self, REFIID iid, void **object);
-    ULONG(STDMETHODCALLTYPE *AddRef)(IND2Listener *self);
-    ULONG(STDMETHODCALLTYPE *Release)(IND2Listener *self);
-    HRESULT(STDMETHODCALLTYPE *CancelOverlappedRequests)(IND2Listener *self);
-    HRESULT(STDMETHODCALLTYPE *GetOverlappedResult)(IND2Listener *self, OVERLAPPED *overlapped, BOOL wait);
+    IND2OVERLAPPED_METHODS(IND2Listener);
     HRESULT(STDMETHODCALLTYPE *Bind)(IND2Listener *self, const struct sockaddr *address, ULONG size);
     HRESULT(STDMETHODCALLTYPE *Listen)(IND2Listener *self, ULONG backlog);
     HRESULT(STDMETHODCALLTYPE *GetLocalAddress)(IND2Listener *self, struct sockaddr *address, ULONG *size);
     HRESULT(STDMETHODCALLTYPE *GetConnectionRequest)(IND2Listener *self, IUnknown *connector, OVERLAPPED *overlapped);
 };
-struct IND2Listener {
-    const struct IND2Listener_methods *methods;
-};
 
-typedef struct IND2Adapter IND2Adapter;
+ND_INTERFACE(IND2Adapter);
 struct IND2Adapter_methods {
-    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2Adapter *self, REFIID iid, void **object);
-    ULONG(STDMETHODCALLTYPE *AddRef)(IND2Adapter *self);
-    ULONG(STDMETHODCALLTYPE *Release)(IND2Adapter *self);
+    IUNKNOWN_METHODS(IND2Adapter);
     HRESULT(STDMETHODCALLTYPE *CreateOverlappedFile)(IND2Adapter *self, HANDLE *file);
     HRESULT(STDMETHODCALLTYPE *Query)(IND2Adapter *self, ND2_ADAPTER_INFO *info, ULONG *size);
     HRESULT(STDMETHODCALLTYPE *QueryAddressList)(IND2Adapter *self, SOCKET_ADDRESS_LIST *list, ULONG *size);
@@ -238,22 +198,14 @@ struct IND2Adapter_methods {
     HRESULT(STDMETHODCALLTYPE *CreateConnector)(IND2Adapter *self, REFIID iid, HANDLE file, void **connector);
     HRESULT(STDMETHODCALLTYPE *CreateListener)(IND2Adapter *self, REFIID iid, HANDLE file, void **listener);
 };
-struct IND2Adapter {
-    const struct IND2Adapter_methods *methods;
-};
 
-typedef struct IND2Provider IND2Provider;
+ND_INTERFACE(IND2Provider);
 struct IND2Provider_methods {
-    HRESULT(STDMETHODCALLTYPE *QueryInterface)(IND2Provider *self, REFIID iid, void **object);
-    ULONG(STDMETHODCALLTYPE *AddRef)(IND2Provider *self);
-    ULONG(STDMETHODCALLTYPE *Release)(IND2Provider *self);
+    IUNKNOWN_METHODS(IND2Provider);
     HRESULT(STDMETHODCALLTYPE *QueryAddressList)(IND2Provider *self, SOCKET_ADDRESS_LIST *list, ULONG *size);
     HRESULT(STDMETHODCALLTYPE *ResolveAddress)(IND2Provider *self, const struct sockaddr *address, ULONG size,
                                                UINT64 *adapter_id);
     HRESULT(STDMETHODCALLTYPE *OpenAdapter)(IND2Provider *self, REFIID iid, UINT64 adapter_id, void **adapter);
-};
-struct IND2Provider {
-    const struct IND2Provider_methods *methods;
 };
 
 _Static_assert(sizeof(struct IND2Adapter_methods) == 14 * sizeof(void *), "slots");

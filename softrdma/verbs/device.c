@@ -46,11 +46,6 @@ static unsigned adapter_users;
 static pthread_mutex_t shared_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ibv_context *shared;
 
-struct ibv_device *soft_device(void)
-{
-    return &only.device;
-}
-
 /* ---- The adapter ---- */
 
 static void adapter_destroy(struct object *object)

@@ -109,7 +109,7 @@ static struct ibv_mr *reg(struct ibv_pd *ibv, void *address, size_t length, uint
     mr->ibv.context = ibv->context;
     mr->ibv.pd = ibv;
     pd->users++;
-    adapter_count_registration(1, 1);
+    registration_made();
     return &mr->ibv;
 }
 
@@ -185,7 +185,7 @@ EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
     if (status == ND_DEVICE_BUSY)
         return errno = EBUSY;
     if (status == ND_SUCCESS)
-        adapter_count_registration(0, -1);
+        registration_ended();
     ((struct soft_pd *)ibv->pd)->users--;
     object_close(&mr->region->object);
     free(mr);

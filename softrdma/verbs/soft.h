@@ -152,7 +152,6 @@ void soft_async_forget(struct soft_context *context, const void *element);
 void soft_answer(void *out, size_t size, const void *answer, size_t answer_size);
 /* device.c: the context that the connection manager shares with all of its identifiers, opened at first use. */
 struct ibv_context *soft_shared_context(void);
-struct ibv_device *soft_device(void);
 
 /* addresses.c: the machine's addresses, those of IPv4 first, then loopback, then link-local ones with their scope.
  * Returns their number, or -1 and sets errno if there is no memory or no descriptor to ask the system. */

@@ -15,17 +15,6 @@ static bool gone(INDAdapter *self)
     return adapter_gone(&((struct nd_adapter *)self)->adapter);
 }
 
-static HRESULT STDMETHODCALLTYPE adapter_cancel(INDAdapter *self)
-{
-    return source_cancel(&((struct com *)self)->source);
-}
-
-static HRESULT STDMETHODCALLTYPE adapter_result(INDAdapter *self, OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait)
-{
-    UNUSED(self);
-    return version1_overlapped_result(overlapped, bytes, wait);
-}
-
 static HANDLE STDMETHODCALLTYPE adapter_file(INDAdapter *self)
 {
     return ((struct version1_adapter *)self)->file;
@@ -120,7 +109,7 @@ static HRESULT STDMETHODCALLTYPE adapter_register(INDAdapter *self, const void *
         object_close(&region->object);
         return status;
     }
-    adapter_count_registration(1, 1);
+    registration_made();
     request_complete(&adapter->base.com.source, REQUEST_REGION, ND_SUCCESS);
     return ND_PENDING;
 }
@@ -132,7 +121,7 @@ static HRESULT forget(struct region *region, bool force)
 
     if (status != ND_SUCCESS)
         return status;
-    adapter_count_registration(0, -1);
+    registration_ended();
     object_close(&region->object);
     return ND_SUCCESS;
 }
@@ -189,8 +178,7 @@ static HRESULT STDMETHODCALLTYPE adapter_create_window(INDAdapter *self, ND_RESU
         return ND_DEVICE_REMOVED;
     if (invalidate_result != NULL && !guarded_copy(&probe, invalidate_result, sizeof probe))
         return ND_INVALID_PARAMETER_1;
-    struct adapter *adapter = &((struct nd_adapter *)self)->adapter;
-    HRESULT status = nd_window_create(adapter, &softnd_iid_IND2MemoryWindow, (void **)out);
+    HRESULT status = nd_window_create((IND2Adapter *)self, &softnd_iid_IND2MemoryWindow, (void **)out);
     if (status == ND_SUCCESS)
         ((struct nd_window *)*out)->invalidate_result = invalidate_result;
     return status;
@@ -201,16 +189,12 @@ static HRESULT STDMETHODCALLTYPE adapter_create_window(INDAdapter *self, ND_RESU
 static HRESULT STDMETHODCALLTYPE adapter_create_connector(INDAdapter *self, INDConnector **out)
 {
     struct version1_adapter *adapter = (struct version1_adapter *)self;
-    struct nd_connector *connector;
 
     if (!version1_clear(out))
         return ND_INVALID_PARAMETER_1;
     if (gone(self))
         return ND_DEVICE_REMOVED;
-    HRESULT status = nd_connector_new(&adapter->base.adapter, &version1_connector_view, adapter->file, &connector);
-    if (status == ND_SUCCESS)
-        *out = (INDConnector *)connector;
-    return status;
+    return nd_connector_new(&adapter->base.adapter, &version1_connector_view, adapter->file, (void **)out);
 }
 
 static HRESULT STDMETHODCALLTYPE adapter_listen(INDAdapter *self, SIZE_T backlog, INT protocol, USHORT port,
@@ -220,7 +204,7 @@ static HRESULT STDMETHODCALLTYPE adapter_listen(INDAdapter *self, SIZE_T backlog
     struct sockaddr_storage address = adapter->address;
     struct sockaddr *name = (struct sockaddr *)&address;
     ULONG size = sizeof address;
-    struct listener *listener;
+    void *listener;
 
     if (!version1_clear(out))
         return ND_INVALID_PARAMETER_5;
@@ -234,21 +218,20 @@ static HRESULT STDMETHODCALLTYPE adapter_listen(INDAdapter *self, SIZE_T backlog
     HRESULT status = listener_new(&adapter->base.adapter, &version1_listen_view, adapter->file, &listener);
     if (status != ND_SUCCESS)
         return status;
-    IND2Listener *self2 = (IND2Listener *)listener;
     address_set_port(name, ntohs(port));
-    status = listener_bind(self2, name, (ULONG)address_size(name));
+    status = listener_bind(listener, name, (ULONG)address_size(name));
     if (status == ND_SUCCESS)
-        status = listener_listen(self2, version1_size(backlog));
+        status = listener_listen(listener, version1_size(backlog));
     if (status == ND_SUCCESS)
-        status = listener_local_address(self2, name, &size);
+        status = listener_local_address(listener, name, &size);
     if (status != ND_SUCCESS) {
-        com_release((struct com *)listener);
+        com_release(listener);
         return status;
     }
     port = htons(address_port(name));
     if (assigned_port != NULL)
         guarded_copy(assigned_port, &port, sizeof port);
-    *out = (INDListen *)listener;
+    *out = listener;
     return ND_SUCCESS;
 }
 
@@ -288,9 +271,16 @@ static const struct object_class class = {
 };
 
 static const struct INDAdapter_methods methods = {
-    COM_METHODS(INDAdapter), adapter_cancel,        adapter_result,           adapter_file,
-    adapter_query,           adapter_control,       adapter_create_cq,        adapter_register,
-    adapter_deregister,      adapter_create_window, adapter_create_connector, adapter_listen,
+    VERSION1_OVERLAPPED_METHODS(INDAdapter, com_cancel),
+    adapter_file,
+    adapter_query,
+    adapter_control,
+    adapter_create_cq,
+    adapter_register,
+    adapter_deregister,
+    adapter_create_window,
+    adapter_create_connector,
+    adapter_listen,
 };
 
 static const struct object_view view = {

@@ -8,11 +8,6 @@ static HRESULT STDMETHODCALLTYPE cq1_resize(INDCompletionQueue *self, SIZE_T ent
     return nd_cq_resize((IND2CompletionQueue *)self, version1_size(entries));
 }
 
-static HRESULT STDMETHODCALLTYPE cq1_notify(INDCompletionQueue *self, DWORD type, OVERLAPPED *overlapped)
-{
-    return nd_cq_notify((IND2CompletionQueue *)self, type, overlapped);
-}
-
 static ND_RESULT *write_result(const ND2_RESULT *from)
 {
     ND_RESULT result = {.Status = from->Status, .BytesTransferred = from->BytesTransferred};
@@ -46,19 +41,11 @@ static SIZE_T STDMETHODCALLTYPE cq1_results(INDCompletionQueue *self, ND_RESULT 
     return given;
 }
 
-static HRESULT STDMETHODCALLTYPE cq1_cancel(INDCompletionQueue *self)
-{
-    return nd_cq_cancel((IND2CompletionQueue *)self);
-}
-
-static HRESULT STDMETHODCALLTYPE cq1_result(INDCompletionQueue *self, OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait)
-{
-    UNUSED(self);
-    return version1_overlapped_result(overlapped, bytes, wait);
-}
-
 static const struct INDCompletionQueue_methods methods = {
-    COM_METHODS(INDCompletionQueue), cq1_cancel, cq1_result, cq1_resize, cq1_notify, cq1_results,
+    VERSION1_OVERLAPPED_METHODS(INDCompletionQueue, nd_cq_cancel),
+    cq1_resize,
+    VERSION2_METHOD(nd_cq_notify),
+    cq1_results,
 };
 
 const struct object_view version1_completion_queue_view = {

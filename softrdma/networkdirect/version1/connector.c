@@ -92,11 +92,6 @@ static HRESULT STDMETHODCALLTYPE INDConnector_connect(INDConnector *self, INDEnd
                               overlapped);
 }
 
-static HRESULT STDMETHODCALLTYPE INDConnector_complete(INDConnector *self, OVERLAPPED *overlapped)
-{
-    return nd_connector_complete((IND2Connector *)self, overlapped);
-}
-
 static HRESULT STDMETHODCALLTYPE INDConnector_accept(INDConnector *self, INDEndpoint *endpoint,
                                                      const void *private_data, SIZE_T private_size,
                                                      OVERLAPPED *overlapped)
@@ -162,33 +157,18 @@ static HRESULT STDMETHODCALLTYPE INDConnector_peer_address(INDConnector *self, s
     return give_address((IND2Connector *)self, nd_connector_peer_address, out, size);
 }
 
-static HRESULT STDMETHODCALLTYPE INDConnector_notify_disconnect(INDConnector *self, OVERLAPPED *overlapped)
-{
-    return nd_connector_notify_disconnect((IND2Connector *)self, overlapped);
-}
-
-static HRESULT STDMETHODCALLTYPE INDConnector_disconnect(INDConnector *self, OVERLAPPED *overlapped)
-{
-    return nd_connector_disconnect((IND2Connector *)self, overlapped);
-}
-
-static HRESULT STDMETHODCALLTYPE INDConnector_cancel(INDConnector *self)
-{
-    return nd_connector_cancel((IND2Connector *)self);
-}
-
-static HRESULT STDMETHODCALLTYPE INDConnector_result(INDConnector *self, OVERLAPPED *overlapped, SIZE_T *bytes,
-                                                     BOOL wait)
-{
-    UNUSED(self);
-    return version1_overlapped_result(overlapped, bytes, wait);
-}
-
 static const struct INDConnector_methods connector_methods = {
-    COM_METHODS(INDConnector), INDConnector_cancel,        INDConnector_result,       INDConnector_create_endpoint,
-    INDConnector_connect,      INDConnector_complete,      INDConnector_accept,       INDConnector_reject,
-    INDConnector_data,         INDConnector_local_address, INDConnector_peer_address, INDConnector_notify_disconnect,
-    INDConnector_disconnect,
+    VERSION1_OVERLAPPED_METHODS(INDConnector, nd_connector_cancel),
+    INDConnector_create_endpoint,
+    INDConnector_connect,
+    VERSION2_METHOD(nd_connector_complete),
+    INDConnector_accept,
+    INDConnector_reject,
+    INDConnector_data,
+    INDConnector_local_address,
+    INDConnector_peer_address,
+    VERSION2_METHOD(nd_connector_notify_disconnect),
+    VERSION2_METHOD(nd_connector_disconnect),
 };
 
 const struct object_view version1_connector_view = {
@@ -199,17 +179,6 @@ const struct object_view version1_connector_view = {
 
 /* ---- Listen ---- */
 
-static HRESULT STDMETHODCALLTYPE listen_cancel(INDListen *self)
-{
-    return listener_cancel((IND2Listener *)self);
-}
-
-static HRESULT STDMETHODCALLTYPE listen_result(INDListen *self, OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait)
-{
-    UNUSED(self);
-    return version1_overlapped_result(overlapped, bytes, wait);
-}
-
 static HRESULT STDMETHODCALLTYPE listen_get_request(INDListen *self, INDConnector *pointer, OVERLAPPED *overlapped)
 {
     struct adapter *adapter = ((struct com *)self)->object->adapter;
@@ -219,9 +188,7 @@ static HRESULT STDMETHODCALLTYPE listen_get_request(INDListen *self, INDConnecto
 }
 
 static const struct INDListen_methods listen_methods = {
-    COM_METHODS(INDListen),
-    listen_cancel,
-    listen_result,
+    VERSION1_OVERLAPPED_METHODS(INDListen, com_cancel),
     listen_get_request,
 };
 

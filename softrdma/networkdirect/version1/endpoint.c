@@ -61,19 +61,30 @@ static HRESULT post(struct queue_pair *qp, struct operation *operation, const st
     return qp_post_data(qp, operation, NULL, 0);
 }
 
-static HRESULT STDMETHODCALLTYPE endpoint_send(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge,
-                                               SIZE_T sge_count, DWORD flags)
+#define SEND_FLAGS (FENCE_AND_SILENT | ND_OP_FLAG_SEND_AND_SOLICIT_EVENT)
+
+/* `remote` is the descriptor of what it invalidates; NULL: nothing. */
+static HRESULT send_elements(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge, SIZE_T sge_count,
+                             const ND_MW_DESCRIPTOR *remote, DWORD flags)
 {
     struct operation operation;
     struct elements elements;
 
-    if (!readable(result))
-        return ND_INVALID_PARAMETER_1;
-    if ((flags & ~(DWORD)(FENCE_AND_SILENT | ND_OP_FLAG_SEND_AND_SOLICIT_EVENT)) != 0)
-        return ND_INVALID_PARAMETER_4;
     operation_begin(&operation, result, Nd2RequestTypeSend, flags);
+    operation.invalidates = remote != NULL;
+    operation.remote_token = remote != NULL ? remote->Token : 0;
     HRESULT status = take_elements(&elements, sge, sge_count);
     return status == ND_SUCCESS ? post(qp_of(self), &operation, &elements) : status;
+}
+
+static HRESULT STDMETHODCALLTYPE endpoint_send(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge,
+                                               SIZE_T sge_count, DWORD flags)
+{
+    if (!readable(result))
+        return ND_INVALID_PARAMETER_1;
+    if ((flags & ~(DWORD)SEND_FLAGS) != 0)
+        return ND_INVALID_PARAMETER_4;
+    return send_elements(self, result, sge, sge_count, NULL, flags);
 }
 
 static HRESULT STDMETHODCALLTYPE endpoint_send_and_invalidate(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge,
@@ -81,20 +92,14 @@ static HRESULT STDMETHODCALLTYPE endpoint_send_and_invalidate(INDEndpoint *self,
                                                               DWORD flags)
 {
     ND_MW_DESCRIPTOR descriptor;
-    struct operation operation;
-    struct elements elements;
 
     if (!readable(result))
         return ND_INVALID_PARAMETER_1;
     if (!guarded_copy(&descriptor, remote, sizeof descriptor))
         return ND_INVALID_PARAMETER_4;
-    if ((flags & ~(DWORD)(FENCE_AND_SILENT | ND_OP_FLAG_SEND_AND_SOLICIT_EVENT)) != 0)
+    if ((flags & ~(DWORD)SEND_FLAGS) != 0)
         return ND_INVALID_PARAMETER_5;
-    operation_begin(&operation, result, Nd2RequestTypeSend, flags);
-    operation.invalidates = true;
-    operation.remote_token = descriptor.Token;
-    HRESULT status = take_elements(&elements, sge, sge_count);
-    return status == ND_SUCCESS ? post(qp_of(self), &operation, &elements) : status;
+    return send_elements(self, result, sge, sge_count, &descriptor, flags);
 }
 
 static HRESULT STDMETHODCALLTYPE endpoint_receive(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge,
@@ -190,11 +195,6 @@ static HRESULT STDMETHODCALLTYPE endpoint_invalidate(INDEndpoint *self, ND_RESUL
     return nd_qp_invalidate((IND2QueuePair *)self, result, (IUnknown *)window, flags);
 }
 
-static HRESULT STDMETHODCALLTYPE endpoint_flush(INDEndpoint *self)
-{
-    return qp_flush(qp_of(self));
-}
-
 static void STDMETHODCALLTYPE endpoint_start_batch(INDEndpoint *self)
 {
     qp_start_batch(qp_of(self));
@@ -207,7 +207,7 @@ static void STDMETHODCALLTYPE endpoint_submit_batch(INDEndpoint *self)
 
 static const struct INDEndpoint_methods methods = {
     COM_METHODS(INDEndpoint),
-    endpoint_flush,
+    VERSION2_METHOD(nd_qp_flush),
     endpoint_start_batch,
     endpoint_submit_batch,
     endpoint_send,

@@ -32,7 +32,13 @@ HRESULT version1_adapter_open(const struct sockaddr_storage *address, INDAdapter
 struct queue_pair *version1_endpoint_from(INDEndpoint *pointer, const struct object *owning_connector);
 
 /* GetOverlappedResult of every object. */
-HRESULT version1_overlapped_result(OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait);
+HRESULT STDMETHODCALLTYPE version1_result(struct com *com, OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait);
+/* As COM_OVERLAPPED_METHODS. */
+#define VERSION1_OVERLAPPED_METHODS(type, cancel)                            \
+    COM_METHODS(type), (HRESULT(STDMETHODCALLTYPE *)(type *))(void *)cancel, \
+        (HRESULT(STDMETHODCALLTYPE *)(type *, OVERLAPPED *, SIZE_T *, BOOL))(void *)version1_result
+/* A method of version 2's interface that takes the same arguments. */
+#define VERSION2_METHOD(method) (void *)method
 
 /* A size as version 2 takes it. A size above UINT32_MAX becomes UINT32_MAX, which every check refuses. */
 static inline ULONG version1_size(SIZE_T size)

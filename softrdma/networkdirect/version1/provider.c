@@ -4,10 +4,10 @@
 #include "../addresses.h"
 #include "../provider.h"
 
-HRESULT version1_overlapped_result(OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait)
+HRESULT STDMETHODCALLTYPE version1_result(struct com *com, OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait)
 {
     static const SIZE_T none = 0;
-    HRESULT status = overlapped_result(overlapped, wait);
+    HRESULT status = com_result(com, overlapped, wait);
 
     /* A request of these objects transfers no bytes of its own. */
     if (status != ND_PENDING && bytes != NULL && !guarded_copy(bytes, &none, sizeof none))
