@@ -100,16 +100,6 @@ void cq_notify(struct completion_queue *cq)
         break_users(cq);
 }
 
-bool cq_add(struct completion_queue *cq, const struct cq_entry *entries, uint32_t count)
-{
-    bool notify = false;
-    bool fits = cq_put(cq, entries, count, &notify);
-
-    if (notify)
-        cq_notify(cq);
-    return fits;
-}
-
 void cq_enlist(struct completion_queue *cq, struct cq_user *user, struct queue_pair *queue_pair)
 {
     user->queue_pair = queue_pair;
@@ -148,14 +138,6 @@ void cq_disarm(struct completion_queue *cq)
     lock_acquire(&cq->lock);
     cq->any_armed = cq->solicited_armed = cq->due = false;
     lock_release(&cq->lock);
-}
-
-bool cq_is_armed(struct completion_queue *cq)
-{
-    lock_acquire(&cq->lock);
-    bool armed = cq->any_armed || cq->solicited_armed;
-    lock_release(&cq->lock);
-    return armed;
 }
 
 void cq_silence(struct completion_queue *cq)

@@ -44,11 +44,9 @@ struct completion_queue {
 
 nd_status cq_create(struct adapter *adapter, uint32_t depth, void *face, struct completion_queue **out);
 
-/* Adds all entries in one step, then notifies. False if the queue overran, now or earlier: then entries are lost and
- * the queue pair must end. */
-bool cq_add(struct completion_queue *cq, const struct cq_entry *entries, uint32_t count);
-/* The two halves of cq_add, for callers that hold locks. cq_put may be called under a queue pair's lock, cq_notify
- * only afterwards, without locks. */
+/* Adds all entries in one step. False if the queue overran, now or earlier: then entries are lost and the queue pair
+ * must end. cq_put may be called under a queue pair's lock. If it sets *notify, cq_notify has to follow, without locks.
+ */
 bool cq_put(struct completion_queue *cq, const struct cq_entry *entries, uint32_t count, bool *notify);
 void cq_notify(struct completion_queue *cq);
 /* It has overrun, so its queue pairs end. */
@@ -61,8 +59,6 @@ static inline bool cq_failed(const struct completion_queue *cq)
  * notification that was satisfied before calls cq_notify() first: its entries may be fetched already (G.2.9). */
 void cq_arm(struct completion_queue *cq, uint32_t type);
 void cq_disarm(struct completion_queue *cq);
-/* Whether the next entry may notify. It may have changed by the return. */
-bool cq_is_armed(struct completion_queue *cq);
 /* After this call face_notified() neither runs nor begins for this queue. Not within it. */
 void cq_silence(struct completion_queue *cq);
 /* Takes up to `count` entries, the oldest first. */

@@ -147,6 +147,8 @@ enum how { DISCONNECTS, PEER_LEAVES, PEER_IS_LOST, CLOSES, BREAKS, FAILS };
 
 static void ends_by(struct end *end, enum how how)
 {
+    bool notify = false;
+
     switch (how) {
     case DISCONNECTS:
         disconnect(end);
@@ -162,7 +164,8 @@ static void ends_by(struct end *end, enum how how)
         object_close(&end->qp->object);
         break;
     case BREAKS:
-        while (cq_add(end->cq, &(struct cq_entry){.result = {.Status = ND_SUCCESS}}, 1)) {}
+        while (cq_put(end->cq, &(struct cq_entry){.result = {.Status = ND_SUCCESS}}, 1, &notify)) {}
+        cq_notify(end->cq);
         break;
     case FAILS:
         stream_lock(end->stream);

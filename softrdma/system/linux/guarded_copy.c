@@ -40,13 +40,13 @@
 
 #define PROGRAM_COUNTER(context) ((context)->uc_mcontext.gregs[REG_RIP])
 
-/* bool softrdma_copy(void *destination [rdi], const void *source [rsi], size_t size [rdx]) */
+/* bool guarded_copy(void *destination [rdi], const void *source [rsi], size_t size [rdx]) */
 __asm__(".text\n"
         ".balign 16\n"
-        ".hidden softrdma_copy, softrdma_copy_end, softrdma_copy_failed\n"
-        ".globl softrdma_copy, softrdma_copy_end, softrdma_copy_failed\n"
-        ".type softrdma_copy, @function\n"
-        "softrdma_copy:\n"
+        ".hidden guarded_copy, guarded_copy_end, guarded_copy_failed\n"
+        ".globl guarded_copy, guarded_copy_end, guarded_copy_failed\n"
+        ".type guarded_copy, @function\n"
+        "guarded_copy:\n"
         "    .cfi_startproc\n"
         "    cmpq $64, %rdx\n"
         "    jbe 2f\n"
@@ -91,24 +91,24 @@ __asm__(".text\n"
         "    jmp 5b\n"
         "6:  movl $1, %eax\n"
         "    ret\n"
-        "softrdma_copy_end:\n"
-        "softrdma_copy_failed:\n"
+        "guarded_copy_end:\n"
+        "guarded_copy_failed:\n"
         "    xorl %eax, %eax\n"
         "    ret\n"
         "    .cfi_endproc\n"
-        ".size softrdma_copy, . - softrdma_copy\n");
+        ".size guarded_copy, . - guarded_copy\n");
 
 #elif !defined(SANITIZED) && defined(__aarch64__) && defined(__LP64__)
 
 #define PROGRAM_COUNTER(context) ((context)->uc_mcontext.pc)
 
-/* bool softrdma_copy(void *destination [x0], const void *source [x1], size_t size [x2]) */
+/* bool guarded_copy(void *destination [x0], const void *source [x1], size_t size [x2]) */
 __asm__(".text\n"
         ".balign 16\n"
-        ".hidden softrdma_copy, softrdma_copy_end, softrdma_copy_failed\n"
-        ".globl softrdma_copy, softrdma_copy_end, softrdma_copy_failed\n"
-        ".type softrdma_copy, %function\n"
-        "softrdma_copy:\n"
+        ".hidden guarded_copy, guarded_copy_end, guarded_copy_failed\n"
+        ".globl guarded_copy, guarded_copy_end, guarded_copy_failed\n"
+        ".type guarded_copy, %function\n"
+        "guarded_copy:\n"
         "    .cfi_startproc\n"
         "    hint #34\n" /* bti c */
         "    cmp x2, #64\n"
@@ -146,19 +146,18 @@ __asm__(".text\n"
         "    b 5b\n"
         "6:  mov w0, #1\n"
         "    ret\n"
-        "softrdma_copy_end:\n"
-        "softrdma_copy_failed:\n"
+        "guarded_copy_end:\n"
+        "guarded_copy_failed:\n"
         "    mov w0, #0\n"
         "    ret\n"
         "    .cfi_endproc\n"
-        ".size softrdma_copy, . - softrdma_copy\n");
+        ".size guarded_copy, . - guarded_copy\n");
 
 #endif
 
 #ifdef PROGRAM_COUNTER
 
-bool softrdma_copy(void *destination, const void *source, size_t size);
-extern const char softrdma_copy_end[], softrdma_copy_failed[];
+extern const char guarded_copy_end[], guarded_copy_failed[];
 
 static bool copy_start(void)
 {
@@ -169,15 +168,10 @@ static bool copy_ends(ucontext_t *context)
 {
     uintptr_t at = (uintptr_t)PROGRAM_COUNTER(context);
 
-    if (at < (uintptr_t)softrdma_copy || at >= (uintptr_t)softrdma_copy_end)
+    if (at < (uintptr_t)guarded_copy || at >= (uintptr_t)guarded_copy_end)
         return false;
-    PROGRAM_COUNTER(context) = (__typeof__(PROGRAM_COUNTER(context)))(uintptr_t)softrdma_copy_failed;
+    PROGRAM_COUNTER(context) = (__typeof__(PROGRAM_COUNTER(context)))(uintptr_t)guarded_copy_failed;
     return true;
-}
-
-bool guarded_copy(void *destination, const void *source, size_t size)
-{
-    return softrdma_copy(destination, source, size);
 }
 
 #else

@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #endif
 
+#include "address.h"
 #include "forking.h"
 #include "internal.h"
 #include "transport.h"
@@ -59,17 +60,6 @@ static bool would_block(int error)
     return error == EAGAIN || error == EWOULDBLOCK;
 }
 
-static socklen_t address_length(const struct sockaddr_storage *address)
-{
-    return address->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
-}
-
-static bool port_is_zero(const struct sockaddr_storage *address)
-{
-    return address->ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)address)->sin6_port == 0
-                                          : ((const struct sockaddr_in *)address)->sin_port == 0;
-}
-
 static void set_option(int handle, int level, int option)
 {
     int on = 1;
@@ -95,11 +85,12 @@ static socket_handle bound(const struct sockaddr_storage *address, int option_le
         set_option(handle, option_level, option);
     if (address->ss_family == AF_INET6)
         set_option(handle, IPPROTO_IPV6, IPV6_V6ONLY);
-    if (bind(handle, (const struct sockaddr *)address, address_length(address)) == 0) {
+    if (bind(handle, (const struct sockaddr *)address, (socklen_t)address_size((const struct sockaddr *)address)) ==
+        0) {
         *status = ND_SUCCESS;
         return handle;
     }
-    if (errno == EADDRINUSE && port_is_zero(address))
+    if (errno == EADDRINUSE && address_port((const struct sockaddr *)address) == 0)
         *status = ND_TOO_MANY_ADDRESSES;
     else
         *status = errno == EADDRINUSE                                            ? ND_SHARING_VIOLATION
@@ -414,7 +405,8 @@ enum io_result socket_connect(struct socket *socket, struct io *io, const struct
     int result = ECANCELED;
     if (out->handle != NO_SOCKET) {
         int cancel = cancel_off();
-        int connected = connect(out->handle, (const struct sockaddr *)peer, address_length(peer));
+        int connected =
+            connect(out->handle, (const struct sockaddr *)peer, (socklen_t)address_size((const struct sockaddr *)peer));
         cancel_as(cancel);
         result = connected == 0 ? 0 : errno == EINPROGRESS || errno == EINTR ? EAGAIN : errno;
         if ((result == 0 || result == EAGAIN) && !worker_watch(socket->worker, out->handle, socket->channel, true))

@@ -12,15 +12,13 @@
 
 #if defined(__GNUC__)
 
-/* bool softnd_copy(void *destination [rcx], const void *source [rdx], size_t size [r8]) */
-bool softnd_copy(void *destination, const void *source, size_t size);
-extern const char softnd_copy_begin[], softnd_copy_end[], softnd_copy_failed[];
+/* bool guarded_copy(void *destination [rcx], const void *source [rdx], size_t size [r8]) */
+extern const char guarded_copy_end[], guarded_copy_failed[];
 
 __asm__(".text\n"
         ".balign 16\n"
-        ".globl softnd_copy\n"
-        "softnd_copy:\n"
-        "softnd_copy_begin:\n"
+        ".globl guarded_copy\n"
+        "guarded_copy:\n"
         "    cmpq $64, %r8\n"
         "    jb 2f\n"
         "1:  movups (%rdx), %xmm0\n"
@@ -54,8 +52,8 @@ __asm__(".text\n"
         "    jmp 3b\n"
         "4:  movl $1, %eax\n"
         "    ret\n"
-        "softnd_copy_end:\n"
-        "softnd_copy_failed:\n"
+        "guarded_copy_end:\n"
+        "guarded_copy_failed:\n"
         "    xorl %eax, %eax\n"
         "    ret\n");
 
@@ -66,11 +64,11 @@ static LONG CALLBACK on_exception(EXCEPTION_POINTERS *information)
     CONTEXT *context = information->ContextRecord;
     DWORD code = information->ExceptionRecord->ExceptionCode;
 
-    if (context->Rip < (uintptr_t)softnd_copy_begin || context->Rip >= (uintptr_t)softnd_copy_end)
+    if (context->Rip < (uintptr_t)guarded_copy || context->Rip >= (uintptr_t)guarded_copy_end)
         return EXCEPTION_CONTINUE_SEARCH;
     if (code != EXCEPTION_ACCESS_VIOLATION && code != EXCEPTION_IN_PAGE_ERROR && code != EXCEPTION_GUARD_PAGE)
         return EXCEPTION_CONTINUE_SEARCH;
-    context->Rip = (uintptr_t)softnd_copy_failed;
+    context->Rip = (uintptr_t)guarded_copy_failed;
     return EXCEPTION_CONTINUE_EXECUTION;
 }
 
@@ -83,11 +81,6 @@ bool guarded_copy_start(void)
 void guarded_copy_stop(void)
 {
     RemoveVectoredExceptionHandler(handler);
-}
-
-bool guarded_copy(void *destination, const void *source, size_t size)
-{
-    return softnd_copy(destination, source, size);
 }
 
 #else
