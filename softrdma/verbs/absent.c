@@ -19,8 +19,7 @@
 EXPORT struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp)
 {
     UNUSED(qp);
-    errno = EOPNOTSUPP;
-    return NULL;
+    return soft_null(EOPNOTSUPP);
 }
 
 /* ---- Fork ---- */
@@ -176,6 +175,15 @@ ABSENT_ERRNO(ibv_inc_err_comp_cntr, (void))
 ABSENT_ERRNO(ibv_read_comp_cntr, (void))
 ABSENT_ERRNO(ibv_read_err_comp_cntr, (void))
 ABSENT_ERRNO(ibv_qp_attach_comp_cntr, (void))
+
+/* Those of librdmacm. The newer ones ask InfiniBand's subnet administrator for services, or queue events of the
+ * program's own. */
+ABSENT_NUMBER(int, rdma_join_multicast, (void), EOPNOTSUPP)
+ABSENT_NUMBER(int, rdma_join_multicast_ex, (void), EOPNOTSUPP)
+ABSENT_NUMBER(int, rdma_leave_multicast, (void), EOPNOTSUPP)
+ABSENT_NUMBER(int, rdma_resolve_addrinfo, (void), EOPNOTSUPP)
+ABSENT_NUMBER(int, rdma_query_addrinfo, (void), EOPNOTSUPP)
+ABSENT_NUMBER(int, rdma_write_cm_event, (void), EOPNOTSUPP)
 
 /* ---- Absent: sockets of librdmacm ---- */
 

@@ -103,8 +103,7 @@ static struct soft_cq *create(struct ibv_context *context, int cqe, void *cq_con
         error = soft_errno(cq_create(adapter, (uint32_t)cqe, cq, &cq->cq));
     if (error != 0) {
         free(cq);
-        errno = error;
-        return NULL;
+        return soft_null(error);
     }
     cq->ibv.context = context;
     cq->ibv.channel = channel;
@@ -211,23 +210,11 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 
 /* ---- Completions ---- */
 
-static enum ibv_wc_opcode opcode_of(ND2_REQUEST_TYPE type)
-{
-    switch (type) {
-    case Nd2RequestTypeReceive:
-        return IBV_WC_RECV;
-    case Nd2RequestTypeBind:
-        return IBV_WC_BIND_MW;
-    case Nd2RequestTypeInvalidate:
-        return IBV_WC_LOCAL_INV;
-    case Nd2RequestTypeRead:
-        return IBV_WC_RDMA_READ;
-    case Nd2RequestTypeWrite:
-        return IBV_WC_RDMA_WRITE;
-    default:
-        return IBV_WC_SEND;
-    }
-}
+static const enum ibv_wc_opcode opcodes[] = {
+    [Nd2RequestTypeReceive] = IBV_WC_RECV,   [Nd2RequestTypeSend] = IBV_WC_SEND,
+    [Nd2RequestTypeBind] = IBV_WC_BIND_MW,   [Nd2RequestTypeInvalidate] = IBV_WC_LOCAL_INV,
+    [Nd2RequestTypeRead] = IBV_WC_RDMA_READ, [Nd2RequestTypeWrite] = IBV_WC_RDMA_WRITE,
+};
 
 static enum ibv_wc_status status_of(const struct cq_entry *entry)
 {
@@ -300,7 +287,7 @@ int soft_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
             wc[given++] = (struct ibv_wc){
                 .wr_id = (uintptr_t)result->RequestContext,
                 .status = status_of(&entries[i]),
-                .opcode = opcode_of(result->RequestType),
+                .opcode = opcodes[result->RequestType],
                 .vendor_err = (uint32_t)result->Status,
                 .byte_len = result->BytesTransferred,
                 .invalidated_rkey = ntohl(entries[i].invalidated),

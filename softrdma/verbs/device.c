@@ -176,10 +176,8 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
 
 EXPORT struct ibv_context *ibv_open_device(struct ibv_device *asked)
 {
-    if (asked != &only.device) {
-        errno = ENODEV;
-        return NULL;
-    }
+    if (asked != &only.device)
+        return soft_null(ENODEV);
     struct soft_context *context = calloc(1, sizeof *context);
     if (context == NULL || !event_queue_start(&context->events)) {
         free(context);
@@ -196,8 +194,7 @@ EXPORT struct ibv_context *ibv_open_device(struct ibv_device *asked)
         int error = errno;
         event_queue_end(&context->events);
         free(context);
-        errno = error == EMFILE || error == ENFILE ? error : ENOMEM;
-        return NULL;
+        return soft_null(error == EMFILE || error == ENFILE ? error : ENOMEM);
     }
     struct verbs_context *verbs = &context->verbs;
     verbs->sz = sizeof *verbs;
@@ -445,47 +442,36 @@ __attribute__((destructor)) static void unload(void)
 
 int soft_errno(nd_status status)
 {
-    switch (status) {
-    case ND_SUCCESS:
-        return 0;
-    case ND_NO_MEMORY:
-    case ND_INSUFFICIENT_RESOURCES:
-    case ND_NO_MORE_ENTRIES:
-        return ENOMEM;
-    case ND_TOO_MANY_OPENED_FILES:
-        return EMFILE;
-    case ND_ACCESS_VIOLATION:
-        return EFAULT;
-    case ND_ACCESS_DENIED:
-        return EACCES;
-    case ND_DEVICE_REMOVED:
-        return ENODEV;
-    case ND_DEVICE_BUSY:
-        return errno = EBUSY;
-    case ND_SHARING_VIOLATION:
-    case ND_ADDRESS_ALREADY_EXISTS:
-        return EADDRINUSE;
-    case ND_INVALID_ADDRESS:
-        return EADDRNOTAVAIL;
-    case ND_TOO_MANY_ADDRESSES:
-        return EAGAIN;
-    case ND_CONNECTION_REFUSED:
-        return ECONNREFUSED;
-    case ND_CONNECTION_ABORTED:
-        return ECONNRESET;
-    case ND_CONNECTION_INVALID:
-        return ENOTCONN;
-    case ND_CONNECTION_ACTIVE:
-        return EISCONN;
-    case ND_NETWORK_UNREACHABLE:
-        return ENETUNREACH;
-    case ND_HOST_UNREACHABLE:
-        return EHOSTUNREACH;
-    case ND_IO_TIMEOUT:
-        return ETIMEDOUT;
-    default:
-        return EINVAL;
-    }
+    static const struct {
+        nd_status status;
+        int error;
+    } errors[] = {
+        {ND_SUCCESS, 0},
+        {ND_NO_MEMORY, ENOMEM},
+        {ND_INSUFFICIENT_RESOURCES, ENOMEM},
+        {ND_NO_MORE_ENTRIES, ENOMEM},
+        {ND_TOO_MANY_OPENED_FILES, EMFILE},
+        {ND_ACCESS_VIOLATION, EFAULT},
+        {ND_ACCESS_DENIED, EACCES},
+        {ND_DEVICE_REMOVED, ENODEV},
+        {ND_DEVICE_BUSY, EBUSY},
+        {ND_SHARING_VIOLATION, EADDRINUSE},
+        {ND_ADDRESS_ALREADY_EXISTS, EADDRINUSE},
+        {ND_INVALID_ADDRESS, EADDRNOTAVAIL},
+        {ND_TOO_MANY_ADDRESSES, EAGAIN},
+        {ND_CONNECTION_REFUSED, ECONNREFUSED},
+        {ND_CONNECTION_ABORTED, ECONNRESET},
+        {ND_CONNECTION_INVALID, ENOTCONN},
+        {ND_CONNECTION_ACTIVE, EISCONN},
+        {ND_NETWORK_UNREACHABLE, ENETUNREACH},
+        {ND_HOST_UNREACHABLE, EHOSTUNREACH},
+        {ND_IO_TIMEOUT, ETIMEDOUT},
+    };
+
+    for (size_t i = 0; i < COUNT_OF(errors); i++)
+        if (errors[i].status == status)
+            return errors[i].error;
+    return EINVAL;
 }
 
 /* ---- Small queries ---- */

@@ -162,10 +162,8 @@ static struct event *take(struct event_queue *queue, event_sleep *sleep, const s
         event = take_first(queue);
     }
     while (event == NULL) {
-        if ((flags & O_NONBLOCK) != 0) {
-            errno = EAGAIN;
-            return NULL;
-        }
+        if ((flags & O_NONBLOCK) != 0)
+            return soft_null(EAGAIN);
         if (!(sleep != NULL ? sleep : sleep_for)(queue->fd, signals) && (errno != EINTR || !signals_restart()))
             return NULL;
         event = take_first(queue);
@@ -177,10 +175,8 @@ struct event *event_take(struct event_queue *queue, event_sleep *sleep)
 {
     sigset_t signals;
 
-    if (is_parents(queue)) {
-        errno = EIO;
-        return NULL;
-    }
+    if (is_parents(queue))
+        return soft_null(EIO);
     signals_off(&signals);
     struct event *event = take(queue, sleep, &signals);
     int error = errno;

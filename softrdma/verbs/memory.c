@@ -17,10 +17,8 @@ EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
 {
     if (soft_inherited(context))
         return NULL;
-    if (adapter_gone(adapter_of(context))) {
-        errno = ENODEV;
-        return NULL;
-    }
+    if (adapter_gone(adapter_of(context)))
+        return soft_null(ENODEV);
     struct soft_pd *pd = calloc(1, sizeof *pd);
     if (pd != NULL)
         pd->ibv.context = context;
@@ -103,8 +101,7 @@ static struct ibv_mr *reg(struct ibv_pd *ibv, void *address, size_t length, uint
     }
     if (error != 0) {
         free(mr);
-        errno = error;
-        return NULL;
+        return soft_null(error);
     }
     mr->ibv.context = ibv->context;
     mr->ibv.pd = ibv;
@@ -197,26 +194,20 @@ EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
 struct ibv_mw *soft_alloc_mw(struct ibv_pd *ibv, enum ibv_mw_type type)
 {
     struct soft_pd *pd = (struct soft_pd *)ibv;
-    int error = 0;
+    struct adapter *adapter = adapter_of(ibv->context);
+    struct soft_mw *mw = NULL;
+    int error = soft_inherited(ibv->context) ? EIO
+                : type != IBV_MW_TYPE_2      ? EOPNOTSUPP
+                : adapter_gone(adapter)      ? ENODEV
+                                             : 0;
 
-    if (soft_inherited(ibv->context))
-        return NULL;
-    if (type != IBV_MW_TYPE_2) {
-        errno = EOPNOTSUPP;
-        return NULL;
-    }
-    if (adapter_gone(adapter_of(ibv->context))) {
-        errno = ENODEV;
-        return NULL;
-    }
-    struct soft_mw *mw = calloc(1, sizeof *mw);
-    if (mw == NULL)
-        return NULL;
-    error = soft_errno(window_create(adapter_of(ibv->context), pd, mw, &mw->window));
+    if (error == 0 && (mw = calloc(1, sizeof *mw)) == NULL)
+        error = ENOMEM;
+    if (error == 0)
+        error = soft_errno(window_create(adapter, pd, mw, &mw->window));
     if (error != 0) {
         free(mw);
-        errno = error;
-        return NULL;
+        return soft_null(error);
     }
     mw->ibv.context = ibv->context;
     mw->ibv.pd = ibv;

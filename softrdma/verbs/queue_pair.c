@@ -65,8 +65,7 @@ struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init
         number_give_back(qp);
     if (error != 0) {
         free(qp);
-        errno = error;
-        return NULL;
+        return soft_null(error);
     }
     attributes->cap.max_send_sge = qp->qp->limits.initiator_sge;
     if (attributes->srq == NULL)
@@ -90,9 +89,9 @@ struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init
     return &qp->ibv;
 }
 
-EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attributes)
+struct ibv_qp_init_attr_ex soft_extended(struct ibv_pd *pd, const struct ibv_qp_init_attr *attributes)
 {
-    struct ibv_qp_init_attr_ex extended = {
+    return (struct ibv_qp_init_attr_ex){
         .qp_context = attributes->qp_context,
         .send_cq = attributes->send_cq,
         .recv_cq = attributes->recv_cq,
@@ -103,7 +102,13 @@ EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *
         .comp_mask = IBV_QP_INIT_ATTR_PD,
         .pd = pd,
     };
+}
+
+EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attributes)
+{
+    struct ibv_qp_init_attr_ex extended = soft_extended(pd, attributes);
     struct ibv_qp *qp = soft_create_qp_ex(pd->context, &extended);
+
     attributes->cap = extended.cap;
     return qp;
 }
@@ -181,28 +186,17 @@ static int reset(struct soft_qp *qp)
     return 0;
 }
 
+#define FROM(state) (1u << (state))
 static bool may_follow(enum ibv_qp_state from, enum ibv_qp_state to)
 {
-    switch (to) {
-    case IBV_QPS_RESET:
-    case IBV_QPS_ERR:
-        return true;
-    case IBV_QPS_INIT:
-        return from == IBV_QPS_RESET || from == IBV_QPS_INIT;
-    case IBV_QPS_RTR:
-        return from == IBV_QPS_INIT;
-    case IBV_QPS_RTS:
-        return from == IBV_QPS_RTR || from == IBV_QPS_RTS;
-    default:
-        return false;
-    }
-}
-
-static int needed_mask(enum ibv_qp_state from, enum ibv_qp_state to)
-{
-    if (from == IBV_QPS_RESET && to == IBV_QPS_INIT)
-        return IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-    return 0;
+    static const unsigned allowed[] = {
+        [IBV_QPS_RESET] = ~0u,
+        [IBV_QPS_INIT] = FROM(IBV_QPS_RESET) | FROM(IBV_QPS_INIT),
+        [IBV_QPS_RTR] = FROM(IBV_QPS_INIT),
+        [IBV_QPS_RTS] = FROM(IBV_QPS_RTR) | FROM(IBV_QPS_RTS),
+        [IBV_QPS_ERR] = ~0u,
+    };
+    return (size_t)to < COUNT_OF(allowed) && (allowed[to] & FROM(from)) != 0;
 }
 
 static void take_attributes(struct soft_qp *qp, const struct ibv_qp_attr *from, int mask)
@@ -214,36 +208,26 @@ static void take_attributes(struct soft_qp *qp, const struct ibv_qp_attr *from, 
         qp->qp->refuses_reads = (from->qp_access_flags & IBV_ACCESS_REMOTE_READ) == 0;
         qp->qp->refuses_writes = (from->qp_access_flags & IBV_ACCESS_REMOTE_WRITE) == 0;
     }
-    if ((mask & IBV_QP_PKEY_INDEX) != 0)
-        to->pkey_index = from->pkey_index;
-    if ((mask & IBV_QP_PORT) != 0)
-        to->port_num = from->port_num;
-    if ((mask & IBV_QP_QKEY) != 0)
-        to->qkey = from->qkey;
-    if ((mask & IBV_QP_AV) != 0)
-        to->ah_attr = from->ah_attr;
-    if ((mask & IBV_QP_PATH_MTU) != 0)
-        to->path_mtu = from->path_mtu;
-    if ((mask & IBV_QP_TIMEOUT) != 0)
-        to->timeout = from->timeout;
-    if ((mask & IBV_QP_RETRY_CNT) != 0)
-        to->retry_cnt = from->retry_cnt;
-    if ((mask & IBV_QP_RNR_RETRY) != 0) {
-        to->rnr_retry = from->rnr_retry;
+    if ((mask & IBV_QP_RNR_RETRY) != 0)
         qp->qp->patience = from->rnr_retry == SOFT_RNR_RETRY_ENDLESS ? PATIENCE_ENDLESS : PATIENCE_LIMITED;
-    }
-    if ((mask & IBV_QP_RQ_PSN) != 0)
-        to->rq_psn = from->rq_psn;
-    if ((mask & IBV_QP_MAX_QP_RD_ATOMIC) != 0)
-        to->max_rd_atomic = from->max_rd_atomic;
-    if ((mask & IBV_QP_MIN_RNR_TIMER) != 0)
-        to->min_rnr_timer = from->min_rnr_timer;
-    if ((mask & IBV_QP_SQ_PSN) != 0)
-        to->sq_psn = from->sq_psn;
-    if ((mask & IBV_QP_MAX_DEST_RD_ATOMIC) != 0)
-        to->max_dest_rd_atomic = from->max_dest_rd_atomic;
-    if ((mask & IBV_QP_DEST_QPN) != 0)
-        to->dest_qp_num = from->dest_qp_num;
+#define TAKE(bit, member)    \
+    if ((mask & (bit)) != 0) \
+    to->member = from->member
+    TAKE(IBV_QP_PKEY_INDEX, pkey_index);
+    TAKE(IBV_QP_PORT, port_num);
+    TAKE(IBV_QP_QKEY, qkey);
+    TAKE(IBV_QP_AV, ah_attr);
+    TAKE(IBV_QP_PATH_MTU, path_mtu);
+    TAKE(IBV_QP_TIMEOUT, timeout);
+    TAKE(IBV_QP_RETRY_CNT, retry_cnt);
+    TAKE(IBV_QP_RNR_RETRY, rnr_retry);
+    TAKE(IBV_QP_RQ_PSN, rq_psn);
+    TAKE(IBV_QP_MAX_QP_RD_ATOMIC, max_rd_atomic);
+    TAKE(IBV_QP_MIN_RNR_TIMER, min_rnr_timer);
+    TAKE(IBV_QP_SQ_PSN, sq_psn);
+    TAKE(IBV_QP_MAX_DEST_RD_ATOMIC, max_dest_rd_atomic);
+    TAKE(IBV_QP_DEST_QPN, dest_qp_num);
+#undef TAKE
 }
 
 EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int mask)
@@ -261,7 +245,7 @@ EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int
     pthread_mutex_lock(&qp->lock);
     enum ibv_qp_state from = qp->attributes.qp_state;
     enum ibv_qp_state to = (mask & IBV_QP_STATE) != 0 ? attributes->qp_state : from;
-    int needed = needed_mask(from, to);
+    int needed = from == IBV_QPS_RESET && to == IBV_QPS_INIT ? IBV_QP_PORT | IBV_QP_ACCESS_FLAGS : 0;
     bool paired = (mask & IBV_QP_AV) != 0 && pairing_names_a_peer(attributes);
     if (((mask & IBV_QP_CUR_STATE) != 0 && attributes->cur_qp_state != from) || !may_follow(from, to) ||
         (to == IBV_QPS_RTR && (mask & IBV_QP_AV) != 0 && pairing_names_nobody(attributes)) ||
@@ -361,20 +345,10 @@ EXPORT int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode oper
 
 /* ---- Posting ---- */
 
+/* For a request that is posted. */
 static int error_of(nd_status status)
 {
-    switch (status) {
-    case ND_SUCCESS:
-        return 0;
-    case ND_NO_MORE_ENTRIES:
-        return ENOMEM;
-    case ND_DEVICE_REMOVED:
-        return EIO;
-    case ND_ACCESS_VIOLATION:
-        return EFAULT;
-    default:
-        return EINVAL;
-    }
+    return status == ND_DEVICE_REMOVED ? EIO : status == ND_CONNECTION_INVALID ? EINVAL : soft_errno(status);
 }
 
 /* A window takes these, and they change nothing: what its region allows its owner remains so, and the device has no

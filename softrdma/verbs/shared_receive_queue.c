@@ -33,8 +33,7 @@ EXPORT struct ibv_srq *ibv_create_srq(struct ibv_pd *ibv, struct ibv_srq_init_at
         error = soft_errno(srq_create(adapter, pd, limits->max_wr, limits->max_sge, 0, srq, &srq->srq));
     if (error != 0) {
         free(srq);
-        errno = error;
-        return NULL;
+        return soft_null(error);
     }
     limits->max_sge = srq->srq->max_sge;
     srq->ibv.context = ibv->context;
@@ -50,10 +49,8 @@ struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_i
 {
     UNUSED(context);
     if ((attributes->comp_mask & IBV_SRQ_INIT_ATTR_PD) == 0 ||
-        ((attributes->comp_mask & IBV_SRQ_INIT_ATTR_TYPE) != 0 && attributes->srq_type != IBV_SRQT_BASIC)) {
-        errno = EOPNOTSUPP;
-        return NULL;
-    }
+        ((attributes->comp_mask & IBV_SRQ_INIT_ATTR_TYPE) != 0 && attributes->srq_type != IBV_SRQT_BASIC))
+        return soft_null(EOPNOTSUPP);
     struct ibv_srq_init_attr basic = {.srq_context = attributes->srq_context, .attr = attributes->attr};
     struct ibv_srq *srq = ibv_create_srq(attributes->pd, &basic);
     attributes->attr = basic.attr;

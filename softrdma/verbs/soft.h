@@ -13,6 +13,7 @@
 #include "queue_pair.h"
 #include "shared_receive_queue.h"
 
+#include <errno.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
 #include <signal.h>
@@ -141,6 +142,13 @@ static inline struct adapter *adapter_of(struct ibv_context *context)
  */
 bool soft_inherited(const struct ibv_context *context);
 
+/* What a call returns that fails to give an object. */
+static inline void *soft_null(int error)
+{
+    errno = error;
+    return NULL;
+}
+
 /* An errno for a status of the engine. */
 int soft_errno(nd_status status);
 /* Gives the context an asynchronous event. `element` is the queue pair, queue or port that it is about. */
@@ -168,6 +176,7 @@ int soft_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 /* queue_pair.c */
 int soft_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 int soft_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+struct ibv_qp_init_attr_ex soft_extended(struct ibv_pd *pd, const struct ibv_qp_init_attr *attributes);
 struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attributes);
 /* The queue pair with this number in this process. NULL: none. A program must not destroy it during the call. */
 struct soft_qp *soft_qp_numbered(uint32_t number);

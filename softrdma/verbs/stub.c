@@ -81,84 +81,30 @@ EXPORT_AS("unsupported", "ibv_dmabuf_heap_cc_shared_init");
 EXPORT_AS("unsupported", "ibv_get_fw_ver");
 EXPORT_AS("unsupported", "ibv_read_ibdev_sysfs_file");
 
-#define COMMAND(name) EXPORT_AS("unsupported", "ibv_cmd_" #name)
-
-COMMAND(advise_mr);
-COMMAND(alloc_dm);
-COMMAND(alloc_dmah);
-COMMAND(alloc_mw);
-COMMAND(alloc_pd);
-COMMAND(attach_mcast);
-COMMAND(close_xrcd);
-COMMAND(create_ah);
-COMMAND(create_comp_cntr);
-COMMAND(create_counters);
-COMMAND(create_cq);
-COMMAND(create_cq_ex);
-COMMAND(create_cq_ex2);
-COMMAND(create_flow);
-COMMAND(create_flow_action_esp);
-COMMAND(create_qp);
-COMMAND(create_qp_ex);
-COMMAND(create_qp_ex2);
-COMMAND(create_rwq_ind_table);
-COMMAND(create_srq);
-COMMAND(create_srq_ex);
-COMMAND(create_wq);
-COMMAND(dealloc_mw);
-COMMAND(dealloc_pd);
-COMMAND(dereg_mr);
-COMMAND(destroy_ah);
-COMMAND(destroy_comp_cntr);
-COMMAND(destroy_counters);
-COMMAND(destroy_cq);
-COMMAND(destroy_flow);
-COMMAND(destroy_flow_action);
-COMMAND(destroy_qp);
-COMMAND(destroy_rwq_ind_table);
-COMMAND(destroy_srq);
-COMMAND(destroy_wq);
-COMMAND(detach_mcast);
-COMMAND(export_dmabuf_fd);
-COMMAND(free_dm);
-COMMAND(free_dmah);
-COMMAND(get_context);
-COMMAND(inc_comp_cntr);
-COMMAND(inc_err_comp_cntr);
-COMMAND(modify_cq);
-COMMAND(modify_flow_action_esp);
-COMMAND(modify_qp);
-COMMAND(modify_qp_ex);
-COMMAND(modify_srq);
-COMMAND(modify_wq);
-COMMAND(open_qp);
-COMMAND(open_xrcd);
-COMMAND(poll_cq);
-COMMAND(post_recv);
-COMMAND(post_send);
-COMMAND(post_srq_recv);
-COMMAND(qp_attach_comp_cntr);
-COMMAND(query_comp_cntr_caps);
-COMMAND(query_context);
-COMMAND(query_device);
-COMMAND(query_device_any);
-COMMAND(query_device_ex);
-COMMAND(query_mr);
-COMMAND(query_port);
-COMMAND(query_port_speed);
-COMMAND(query_qp);
-COMMAND(query_srq);
-COMMAND(read_comp_cntr);
-COMMAND(read_counters);
-COMMAND(read_err_comp_cntr);
-COMMAND(reg_dm_mr);
-COMMAND(reg_dmabuf_mr);
-COMMAND(reg_mr);
-COMMAND(reg_mr_ex);
-COMMAND(req_notify_cq);
-COMMAND(rereg_mr);
-COMMAND(resize_cq);
-COMMAND(set_comp_cntr);
-COMMAND(set_err_comp_cntr);
+/* The calls of a driver's commands, ibv_cmd_... */
+#define COMMANDS                                                                                           \
+    "advise_mr, alloc_dm, alloc_dmah, alloc_mw, alloc_pd, attach_mcast, close_xrcd, create_ah, "           \
+    "create_comp_cntr, create_counters, create_cq, create_cq_ex, create_cq_ex2, create_flow, "             \
+    "create_flow_action_esp, create_qp, create_qp_ex, create_qp_ex2, create_rwq_ind_table, create_srq, "   \
+    "create_srq_ex, create_wq, dealloc_mw, dealloc_pd, dereg_mr, destroy_ah, destroy_comp_cntr, "          \
+    "destroy_counters, destroy_cq, destroy_flow, destroy_flow_action, destroy_qp, destroy_rwq_ind_table, " \
+    "destroy_srq, destroy_wq, detach_mcast, export_dmabuf_fd, free_dm, free_dmah, get_context, "           \
+    "inc_comp_cntr, inc_err_comp_cntr, modify_cq, modify_flow_action_esp, modify_qp, modify_qp_ex, "       \
+    "modify_srq, modify_wq, open_qp, open_xrcd, poll_cq, post_recv, post_send, post_srq_recv, "            \
+    "qp_attach_comp_cntr, query_comp_cntr_caps, query_context, query_device, query_device_any, "           \
+    "query_device_ex, query_mr, query_port, query_port_speed, query_qp, query_srq, read_comp_cntr, "       \
+    "read_counters, read_err_comp_cntr, reg_dm_mr, reg_dmabuf_mr, reg_mr, reg_mr_ex, req_notify_cq, "      \
+    "rereg_mr, resize_cq, set_comp_cntr, set_err_comp_cntr"
+__asm__(".macro COMMAND_AS name, version, symbol\n"
+        ".globl ibv_cmd_\\name\\()_\\version\n"
+        ".set ibv_cmd_\\name\\()_\\version, unsupported\n"
+        ".symver ibv_cmd_\\name\\()_\\version, ibv_cmd_\\name\\symbol\\()IBVERBS_PRIVATE_\\version\n"
+        ".endm\n"
+        ".irp name, " COMMANDS "\n"
+        "COMMAND_AS \\name, 34, @@\n"
+        ".irp version, " OTHER_GENERATIONS "\n"
+        "COMMAND_AS \\name, \\version, @\n"
+        ".endr\n"
+        ".endr\n");
 
 #endif

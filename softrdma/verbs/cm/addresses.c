@@ -95,25 +95,15 @@ static int bind_idle(struct cm_id *id, const struct sockaddr *address)
     if (error != 0)
         return error;
     cm_set_addresses(id, &id->bound, NULL);
-    pthread_mutex_lock(&id->lock);
-    id->state = CM_BOUND;
-    pthread_mutex_unlock(&id->lock);
+    cm_set_state(id, CM_BOUND);
     return 0;
-}
-
-static enum cm_state state_of(struct cm_id *id)
-{
-    pthread_mutex_lock(&id->lock);
-    enum cm_state state = id->state;
-    pthread_mutex_unlock(&id->lock);
-    return state;
 }
 
 EXPORT int rdma_bind_addr(struct rdma_cm_id *rdma, struct sockaddr *address)
 {
     struct cm_id *id = cm_id(rdma);
 
-    if (id == NULL || cm_foreign(id->generation) || size_of(address) == 0 || state_of(id) != CM_IDLE)
+    if (id == NULL || cm_foreign(id->generation) || size_of(address) == 0 || cm_state_of(id) != CM_IDLE)
         return cm_fail(EINVAL);
     return cm_result(bind_idle(id, address));
 }
@@ -156,7 +146,7 @@ static struct sockaddr_storage loopback(int family)
 static int resolve(struct cm_id *id, const struct sockaddr *source, const struct sockaddr *destination, int *status)
 {
     struct sockaddr_storage from = {.ss_family = destination->sa_family}, to = copied(destination), local;
-    enum cm_state state = state_of(id);
+    enum cm_state state = cm_state_of(id);
 
     if (!cm_is_connected_type(id))
         return EPROTONOSUPPORT;
@@ -204,13 +194,21 @@ EXPORT int rdma_resolve_addr(struct rdma_cm_id *rdma, struct sockaddr *source, s
     int error = resolve(id, source, destination, &status);
     if (error != 0)
         return cm_fail(error);
-    if (status == 0) {
-        pthread_mutex_lock(&id->lock);
-        id->state = CM_ADDRESS_RESOLVED;
-        pthread_mutex_unlock(&id->lock);
-    }
+    if (status == 0)
+        cm_set_state(id, CM_ADDRESS_RESOLVED);
     cm_report(id, status == 0 ? RDMA_CM_EVENT_ADDR_RESOLVED : RDMA_CM_EVENT_ADDR_ERROR, status);
     return cm_wait(id);
+}
+
+int cm_resolve_route(struct cm_id *id)
+{
+    int error = cm_state_of(id) == CM_ADDRESS_RESOLVED ? cm_set_path(id) : EINVAL;
+
+    if (error == 0) {
+        cm_set_state(id, CM_ROUTE_RESOLVED);
+        cm_report(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+    }
+    return error;
 }
 
 EXPORT int rdma_resolve_route(struct rdma_cm_id *rdma, int timeout_ms)
@@ -218,14 +216,6 @@ EXPORT int rdma_resolve_route(struct rdma_cm_id *rdma, int timeout_ms)
     struct cm_id *id = cm_id(rdma);
 
     UNUSED(timeout_ms);
-    if (id == NULL || cm_foreign(id->generation) || state_of(id) != CM_ADDRESS_RESOLVED)
-        return cm_fail(EINVAL);
-    int error = cm_set_path(id);
-    if (error != 0)
-        return cm_fail(error);
-    pthread_mutex_lock(&id->lock);
-    id->state = CM_ROUTE_RESOLVED;
-    pthread_mutex_unlock(&id->lock);
-    cm_report(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
-    return cm_wait(id);
+    int error = id == NULL || cm_foreign(id->generation) ? EINVAL : cm_resolve_route(id);
+    return error == 0 ? cm_wait(id) : cm_fail(error);
 }

@@ -150,7 +150,14 @@ int cm_reserve(struct cm_id *id, const struct sockaddr_storage *address);
 /* One of these sockets; the caller has it from then on. NO_SOCKET: there is none. */
 socket_handle cm_take_socket(struct cm_id *id, int which);
 
+/* Each takes the lock. cm_advance: false if it is in another state than `from`. */
+enum cm_state cm_state_of(struct cm_id *id);
+void cm_set_state(struct cm_id *id, enum cm_state state);
+bool cm_advance(struct cm_id *id, enum cm_state from, enum cm_state to);
+
 /* addresses.c */
+/* After the address: the route is resolved, and the program hears of it. Returns an errno. */
+int cm_resolve_route(struct cm_id *id);
 void cm_set_addresses(struct cm_id *id, const struct sockaddr_storage *local, const struct sockaddr_storage *peer);
 int cm_set_path(struct cm_id *id);
 

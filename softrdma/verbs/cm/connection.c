@@ -19,15 +19,7 @@
 
 int cm_connection_errno(nd_status status)
 {
-    switch (status) {
-    case ND_CONNECTION_INVALID:
-    case ND_CONNECTION_ABORTED:
-        return ECONNRESET;
-    case ND_INVALID_BUFFER_SIZE:
-        return EINVAL;
-    default:
-        return soft_errno(status);
-    }
+    return status == ND_CONNECTION_INVALID ? ECONNRESET : soft_errno(status);
 }
 
 struct connector *cm_connector_hold(struct cm_id *id)
@@ -43,24 +35,6 @@ struct connector *cm_connector_hold(struct cm_id *id)
 void cm_connector_drop(struct connector *connector)
 {
     object_drop(&connector->object);
-}
-
-/* Moves the identifier to a state if it is in another one. */
-static bool advance(struct cm_id *id, enum cm_state from, enum cm_state to)
-{
-    pthread_mutex_lock(&id->lock);
-    bool valid = id->state == from;
-    if (valid)
-        id->state = to;
-    pthread_mutex_unlock(&id->lock);
-    return valid;
-}
-
-static void set_state(struct cm_id *id, enum cm_state state)
-{
-    pthread_mutex_lock(&id->lock);
-    id->state = state;
-    pthread_mutex_unlock(&id->lock);
 }
 
 /* ---- The queue pair ---- */
@@ -178,9 +152,7 @@ static void take_news(void *owner, struct connector *connector, enum connector_n
     struct cm_id *id = owner;
 
     TRACE("identifier %p: news %d of its connector, status 0x%08x", owner, (int)news, (unsigned)status);
-    pthread_mutex_lock(&id->lock);
-    id->state = states[news];
-    pthread_mutex_unlock(&id->lock);
+    cm_set_state(id, states[news]);
     /* The removal is told by an event of its own. */
     if (adapter_gone(adapter_of(id->rdma.verbs))) {
         if (news == NEWS_ENDED || news == NEWS_DISCONNECTED)
@@ -299,13 +271,13 @@ EXPORT int rdma_connect(struct rdma_cm_id *rdma, struct rdma_conn_param *paramet
         return cm_fail(EINVAL);
     struct soft_qp *qp = find_qp(id, parameters);
     int error = qp == NULL ? EINVAL : take_parameters(id, parameters, MAX_READ_LIMIT, MAX_READ_LIMIT, &request);
-    if (error == 0 && !advance(id, CM_ROUTE_RESOLVED, CM_CONNECTING))
+    if (error == 0 && !cm_advance(id, CM_ROUTE_RESOLVED, CM_CONNECTING))
         error = EINVAL;
     if (error != 0)
         return cm_fail(error);
     error = begin(id, qp, parameters, &request);
     if (error != 0) {
-        set_state(id, CM_ROUTE_RESOLVED);
+        cm_set_state(id, CM_ROUTE_RESOLVED);
         return cm_fail(error);
     }
     free(id->connect_data);
@@ -317,13 +289,13 @@ EXPORT int rdma_connect(struct rdma_cm_id *rdma, struct rdma_conn_param *paramet
 int cm_complete_connection(struct cm_id *id)
 {
     struct connector *connector = cm_connector_hold(id);
-    int error = connector != NULL && advance(id, CM_OFFERED, CM_ESTABLISHED) ? 0 : EINVAL;
+    int error = connector != NULL && cm_advance(id, CM_OFFERED, CM_ESTABLISHED) ? 0 : EINVAL;
 
     if (error == 0) {
         cm_make_qp_ready(id);
         nd_status status = connector_complete(connector, NULL);
         /* It may have come and gone within the call. Then the program hears of both. */
-        if (status != ND_SUCCESS && advance(id, CM_ESTABLISHED, CM_FAILED))
+        if (status != ND_SUCCESS && cm_advance(id, CM_ESTABLISHED, CM_FAILED))
             error = status == ND_DEVICE_REMOVED ? ENODEV : ECONNRESET;
     }
     if (connector != NULL)
@@ -399,13 +371,10 @@ EXPORT int rdma_listen(struct rdma_cm_id *rdma, int backlog)
         return cm_fail(EINVAL);
     if (!cm_is_connected_type(id))
         return cm_fail(EPROTONOSUPPORT);
-    pthread_mutex_lock(&id->lock);
-    bool idle = id->state == CM_IDLE;
-    pthread_mutex_unlock(&id->lock);
     struct sockaddr_in any = {.sin_family = AF_INET};
-    if (idle && rdma_bind_addr(rdma, (struct sockaddr *)&any) != 0)
+    if (cm_state_of(id) == CM_IDLE && rdma_bind_addr(rdma, (struct sockaddr *)&any) != 0)
         return -1;
-    if (!advance(id, CM_BOUND, CM_LISTENING))
+    if (!cm_advance(id, CM_BOUND, CM_LISTENING))
         return cm_fail(EINVAL);
     id->backlog = backlog > 0 && backlog < MAX_BACKLOG ? (uint32_t)backlog : MAX_BACKLOG;
     int error = listen_on(id, 0);
@@ -413,7 +382,7 @@ EXPORT int rdma_listen(struct rdma_cm_id *rdma, int backlog)
         error = listen_on(id, 1);
     if (error != 0) {
         cm_listeners_close(id);
-        set_state(id, CM_BOUND);
+        cm_set_state(id, CM_BOUND);
     }
     return cm_result(error);
 }
@@ -442,7 +411,7 @@ EXPORT int rdma_accept(struct rdma_cm_id *rdma, struct rdma_conn_param *paramete
         return cm_fail(EINVAL);
     struct soft_qp *qp = find_qp(id, parameters);
     int error = qp == NULL ? EINVAL : take_parameters(id, parameters, id->inbound, id->outbound, &request);
-    if (error == 0 && !advance(id, CM_REQUESTED, CM_ACCEPTING))
+    if (error == 0 && !cm_advance(id, CM_REQUESTED, CM_ACCEPTING))
         error = EINVAL;
     struct connector *connector = error == 0 ? cm_connector_hold(id) : NULL;
     if (connector == NULL)
@@ -461,7 +430,7 @@ EXPORT int rdma_accept(struct rdma_cm_id *rdma, struct rdma_conn_param *paramete
     object_drop(&engine_qp->object);
     if (status != ND_SUCCESS) {
         connector_reject(connector, NULL, 0);
-        set_state(id, CM_FAILED);
+        cm_set_state(id, CM_FAILED);
         own_qp_failed(id);
     }
     cm_connector_drop(connector);
@@ -474,7 +443,7 @@ EXPORT int rdma_reject(struct rdma_cm_id *rdma, const void *private_data, uint8_
 
     if (id == NULL || cm_foreign(id->generation) || size > CM_MAX_PRIVATE_DATA)
         return cm_fail(EINVAL);
-    if (!advance(id, CM_REQUESTED, CM_FAILED) && !advance(id, CM_OFFERED, CM_FAILED))
+    if (!cm_advance(id, CM_REQUESTED, CM_FAILED) && !cm_advance(id, CM_OFFERED, CM_FAILED))
         return cm_fail(EINVAL);
     struct connector *connector = cm_connector_hold(id);
     if (connector == NULL)

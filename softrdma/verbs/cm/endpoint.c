@@ -228,37 +228,3 @@ EXPORT void rdma_freeaddrinfo(struct rdma_addrinfo *list)
         list = next;
     }
 }
-
-/* ---- Calls of rdma-core 59 and later, which the header may not have ---- */
-
-/* They ask InfiniBand's subnet administrator for services, or queue events of the program's own. */
-
-int rdma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char *service,
-                          const struct rdma_addrinfo *hints);
-EXPORT int rdma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char *service,
-                                 const struct rdma_addrinfo *hints)
-{
-    UNUSED(id);
-    UNUSED(node);
-    UNUSED(service);
-    UNUSED(hints);
-    return cm_fail(EOPNOTSUPP);
-}
-
-int rdma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **out);
-EXPORT int rdma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **out)
-{
-    UNUSED(id);
-    UNUSED(out);
-    return cm_fail(EOPNOTSUPP);
-}
-
-int rdma_write_cm_event(struct rdma_cm_id *id, enum rdma_cm_event_type type, int status, uint64_t argument);
-EXPORT int rdma_write_cm_event(struct rdma_cm_id *id, enum rdma_cm_event_type type, int status, uint64_t argument)
-{
-    UNUSED(id);
-    UNUSED(type);
-    UNUSED(status);
-    UNUSED(argument);
-    return cm_fail(EOPNOTSUPP);
-}

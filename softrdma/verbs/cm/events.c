@@ -21,15 +21,12 @@ EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
 {
     struct cm_channel *channel = calloc(1, sizeof *channel);
 
-    if (channel == NULL) {
-        errno = ENOMEM;
-        return NULL;
-    }
+    if (channel == NULL)
+        return soft_null(ENOMEM);
     if (!event_queue_start(&channel->events)) {
         int error = errno;
         free(channel);
-        errno = error;
-        return NULL;
+        return soft_null(error);
     }
     channel->rdma.fd = channel->events.fd;
     channel->generation = system_generation;

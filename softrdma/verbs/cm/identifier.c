@@ -196,6 +196,33 @@ socket_handle cm_take_socket(struct cm_id *id, int which)
     return handle;
 }
 
+/* ---- States ---- */
+
+enum cm_state cm_state_of(struct cm_id *id)
+{
+    pthread_mutex_lock(&id->lock);
+    enum cm_state state = id->state;
+    pthread_mutex_unlock(&id->lock);
+    return state;
+}
+
+void cm_set_state(struct cm_id *id, enum cm_state state)
+{
+    pthread_mutex_lock(&id->lock);
+    id->state = state;
+    pthread_mutex_unlock(&id->lock);
+}
+
+bool cm_advance(struct cm_id *id, enum cm_state from, enum cm_state to)
+{
+    pthread_mutex_lock(&id->lock);
+    bool valid = id->state == from;
+    if (valid)
+        id->state = to;
+    pthread_mutex_unlock(&id->lock);
+    return valid;
+}
+
 /* ---- Life ---- */
 
 bool cm_is_connected_type(const struct cm_id *id)
@@ -227,15 +254,11 @@ void cm_id_drop(struct cm_id *id)
 struct cm_id *cm_id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space space,
                         enum ibv_qp_type qp_type)
 {
-    if (channel != NULL && cm_foreign(((struct cm_channel *)channel)->generation)) {
-        errno = EIO;
-        return NULL;
-    }
+    if (channel != NULL && cm_foreign(((struct cm_channel *)channel)->generation))
+        return soft_null(EIO);
     struct cm_id *id = calloc(1, sizeof *id);
-    if (id == NULL) {
-        errno = ENOMEM;
-        return NULL;
-    }
+    if (id == NULL)
+        return soft_null(ENOMEM);
     id->spare_event = calloc(1, sizeof(struct cm_event));
     id->spare_ticket = calloc(1, sizeof(struct cm_ticket));
     id->sync = channel == NULL;
@@ -244,8 +267,7 @@ struct cm_id *cm_id_new(struct rdma_event_channel *channel, void *context, enum 
     if (id->rdma.channel == NULL) {
         int error = errno;
         free_own(id);
-        errno = error;
-        return NULL;
+        return soft_null(error);
     }
     id->rdma.context = context;
     id->rdma.ps = space;
@@ -368,9 +390,7 @@ static int set_own_option(struct cm_id *id, int name, const void *value, size_t 
     default:
         return ENOSYS;
     }
-    pthread_mutex_lock(&id->lock);
-    enum cm_state state = id->state;
-    pthread_mutex_unlock(&id->lock);
+    enum cm_state state = cm_state_of(id);
     list_lock();
     int error = 0;
     if (name == RDMA_OPTION_ID_REUSEADDR) {
@@ -404,18 +424,7 @@ EXPORT int rdma_set_option(struct rdma_cm_id *rdma, int level, int name, void *v
     /* The paths tell nothing about TCP's way. They resolve the route nevertheless. */
     if (size == 0 || size % sizeof(struct ibv_path_data) != 0)
         return cm_fail(EINVAL);
-    pthread_mutex_lock(&id->lock);
-    bool valid = id->state == CM_ADDRESS_RESOLVED;
-    if (valid)
-        id->state = CM_ROUTE_RESOLVED;
-    pthread_mutex_unlock(&id->lock);
-    if (!valid)
-        return cm_fail(EINVAL);
-    int error = cm_set_path(id);
-    if (error != 0)
-        return cm_fail(error);
-    cm_report(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
-    return 0;
+    return cm_result(cm_resolve_route(id));
 }
 
 static __be16 port_of(const struct sockaddr *address)
@@ -449,27 +458,4 @@ EXPORT int rdma_get_remote_ece(struct rdma_cm_id *id, struct ibv_ece *ece)
         return cm_fail(EINVAL);
     memset(ece, 0, sizeof *ece);
     return 0;
-}
-
-EXPORT int rdma_join_multicast(struct rdma_cm_id *id, struct sockaddr *address, void *context)
-{
-    UNUSED(id);
-    UNUSED(address);
-    UNUSED(context);
-    return cm_fail(ENOTSUP);
-}
-
-EXPORT int rdma_join_multicast_ex(struct rdma_cm_id *id, struct rdma_cm_join_mc_attr_ex *attributes, void *context)
-{
-    UNUSED(id);
-    UNUSED(attributes);
-    UNUSED(context);
-    return cm_fail(ENOTSUP);
-}
-
-EXPORT int rdma_leave_multicast(struct rdma_cm_id *id, struct sockaddr *address)
-{
-    UNUSED(id);
-    UNUSED(address);
-    return cm_fail(ENOTSUP);
 }

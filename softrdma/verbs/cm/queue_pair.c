@@ -156,17 +156,7 @@ EXPORT int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *domain, struct i
 {
     if (attributes == NULL)
         return cm_fail(EINVAL);
-    struct ibv_qp_init_attr_ex extended = {
-        .qp_context = attributes->qp_context,
-        .send_cq = attributes->send_cq,
-        .recv_cq = attributes->recv_cq,
-        .srq = attributes->srq,
-        .cap = attributes->cap,
-        .qp_type = attributes->qp_type,
-        .sq_sig_all = attributes->sq_sig_all,
-        .comp_mask = IBV_QP_INIT_ATTR_PD,
-        .pd = domain,
-    };
+    struct ibv_qp_init_attr_ex extended = soft_extended(domain, attributes);
     int result = rdma_create_qp_ex(id, &extended);
     attributes->send_cq = extended.send_cq;
     attributes->recv_cq = extended.recv_cq;
