@@ -251,6 +251,9 @@ static void give_back(struct queue_pair *qp, struct stream *stream, bool *initia
     lock_acquire(&qp->lock);
     if (qp->state == QP_CONNECTED)
         become(qp, QP_FLUSHED);
+    /* A failed request ends the connection, also if it would have come to be the oldest only later (F.6.1). */
+    if (stream != NULL && qp->initiator_stopped && qp->ending == QP_GOES_ON)
+        responder_stop(qp, stream, RDMAP_LOCAL_CATASTROPHIC, NULL);
     flush_initiator(qp, ND_CANCELED, initiator);
     lock_release(&qp->lock);
     /* The peer is told of a refusal first (F.5.5). A Disconnect under way has nothing left to wait for. */

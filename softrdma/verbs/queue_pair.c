@@ -308,6 +308,21 @@ void soft_qp_ended(struct soft_qp *qp)
     pthread_mutex_unlock(&qp->lock);
 }
 
+void soft_qp_finish(struct soft_qp *qp)
+{
+    soft_qp_ended(qp);
+    pthread_mutex_lock(&qp->lock);
+    /* Its program may have destroyed it, or used it for another connection. */
+    struct queue_pair *ended = !qp->destroyed && qp->attributes.qp_state == IBV_QPS_ERR ? qp->qp : NULL;
+    if (ended != NULL)
+        object_hold(&ended->object);
+    pthread_mutex_unlock(&qp->lock);
+    if (ended == NULL)
+        return;
+    qp_finish_now(ended);
+    object_drop(&ended->object);
+}
+
 EXPORT int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *out, int mask, struct ibv_qp_init_attr *initial)
 {
     struct soft_qp *qp = (struct soft_qp *)ibv;

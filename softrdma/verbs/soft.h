@@ -192,6 +192,8 @@ void soft_qp_move(struct soft_qp *qp, const struct ibv_qp_attr *attributes, int 
 void soft_qp_fail(struct soft_qp *qp);
 /* The connection of this queue pair has ended. */
 void soft_qp_ended(struct soft_qp *qp);
+/* So has it, and all its requests come back during the call. Without locks; `qp` is held. */
+void soft_qp_finish(struct soft_qp *qp);
 /* memory.c */
 struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
 int soft_dealloc_mw(struct ibv_mw *mw);

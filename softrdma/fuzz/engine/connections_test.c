@@ -735,6 +735,30 @@ static void a_refused_receive_precedes_those_that_are_cancelled(enum way way)
     end_connection(&end);
 }
 
+/* F.6.1: a request that failed behind one that the peer has not taken ends the connection, though Flush gives both
+ * back. */
+static void a_flush_behind_a_failed_request_ends_the_connection(void)
+{
+    const ND2_SGE nowhere = {&read_sink, 1, 0};
+    struct end end = connected(NULL);
+    struct cq_entry entries[DEPTH];
+    struct operation operation;
+
+    answer_read(&end); /* of the start-up */
+    send_nothing(&end);
+    operation_begin(&operation, NULL, Nd2RequestTypeSend, 0);
+    world_require(qp_post_data(end.qp, &operation, &nowhere, 1) == ND_SUCCESS, "takes no Send");
+    world_run();
+    world_require(cq_take(end.cq, entries, DEPTH) == 0, "completes what nobody has taken");
+    ends_its_requests(&end, FLUSHES);
+    world_require(cq_take(end.cq, entries, DEPTH) == 2 && entries[0].result.Status == ND_CANCELED &&
+                      entries[1].result.Status == ND_ACCESS_VIOLATION,
+                  "gives requests back in another way");
+    answer_read(&end);
+    world_require(end.stream->phase >= STREAM_CLOSING, "goes on after a request has failed");
+    end_connection(&end);
+}
+
 /* A peer without receipts may leave as soon as it sees the end of the connection. It is not told before it has taken
  * what was sent, or FINISH_MS have passed. */
 static void a_peer_that_is_asked_sees_the_end_after_it_has_answered(bool answers)
@@ -798,6 +822,7 @@ int main(void)
         what_was_copied_is_sent_and_memory_is_left_alone(way);
         a_refused_receive_precedes_those_that_are_cancelled(way);
     }
+    a_flush_behind_a_failed_request_ends_the_connection();
     a_peer_that_is_asked_sees_the_end_after_it_has_answered(true);
     a_peer_that_is_asked_sees_the_end_after_it_has_answered(false);
     object_close(&region->object);

@@ -503,11 +503,12 @@ void cm_connection_close(struct cm_id *id)
     pthread_mutex_lock(&id->lock);
     struct connector *connector = id->connector;
     bool connected = id->state == CM_ESTABLISHED || id->state == CM_ACCEPTING;
+    struct soft_qp *qp = connected && id->qp_number != 0 ? soft_qp_hold(id->qp_number) : NULL;
     id->connector = NULL;
     pthread_mutex_unlock(&id->lock);
-    if (connector == NULL)
-        return;
     connector_close(connector);
-    if (connected)
-        tell_qp_of_the_end(id);
+    if (qp == NULL)
+        return;
+    soft_qp_finish(qp);
+    soft_qp_drop(qp);
 }

@@ -52,6 +52,22 @@ static struct message by_manager(struct manager *manager, const char *name, bool
         .name = name, .from = ends[!first_sends], .to = ends[first_sends], .waits = retries < 0 || retries == 7};
 }
 
+/* An identifier that is destroyed leaves its queue pair, and the program has the requests back. */
+static void what_waits_comes_back_with_the_identifier(void)
+{
+    struct manager manager;
+    struct end ends[2];
+    struct ibv_wc wc;
+
+    open_manager(&manager);
+    connect_ends(&manager, ends, 4);
+    EXPECT(post(ends[0].qp, IBV_WR_SEND, NULL, 0, 0, NULL, 1) == 0);
+    EXPECT(receive(ends[0].qp, NULL, 0, 0, 2) == 0);
+    EXPECT(rdma_destroy_id(ends[0].id) == 0);
+    for (int i = 0; i < 2; i++)
+        EXPECT(ibv_poll_cq(ends[0].cq, 1, &wc) == 1 && wc.status == IBV_WC_WR_FLUSH_ERR);
+}
+
 int main(void)
 {
     struct manager manager;
@@ -95,6 +111,7 @@ int main(void)
         expect_success(messages[i].to.cq, 1);
         expect_success(messages[i].from.cq, 1);
     }
+    what_waits_comes_back_with_the_identifier();
     printf("ok\n");
     return 0;
 }
