@@ -81,11 +81,6 @@ struct parted {
     enum parting parting;
 };
 
-static uint32_t smaller(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
-
 static void take_offer(struct connector *connector)
 {
     /* The stream's own values are final by now: nothing writes them after the start-up frame. */

@@ -16,11 +16,6 @@
 
 #define SILENT_PEER_MS 250
 
-static uint32_t smaller(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
-
 static bool send_frame(struct stream *stream, const struct mpa_frame *frame)
 {
     uint8_t *out = stream_room(stream, MPA_MAX_FRAME);
@@ -207,9 +202,7 @@ void stream_withdraw(struct stream *stream)
         uint8_t *out = stream_room(stream, WIRE_MAX_TERMINATE_SIZE + WIRE_MAX_TRAILER_SIZE);
         if (out != NULL) {
             size_t size = wire_put_terminate(out, RDMAP_LOCAL_CATASTROPHIC, NULL);
-            uint32_t crc = stream->crc ? wire_crc32c(0, out, size) : 0;
-            size += wire_put_trailer(out + size, size, stream->crc, crc);
-            stream_filled(stream, size);
+            stream_filled(stream, wire_finish(out, size, stream->crc));
         }
         stream_close(stream);
     } else if (stream->phase == STREAM_REQUESTED) {

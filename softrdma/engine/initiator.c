@@ -28,16 +28,9 @@
 
 enum progress { NOTHING, NO_ROOM, PROGRESS };
 
-static size_t with_trailer(const struct stream *stream, uint8_t *frame, size_t size)
-{
-    uint32_t crc = stream->crc ? wire_crc32c(0, frame, size) : 0;
-
-    return size + wire_put_trailer(frame + size, size, stream->crc, crc);
-}
-
 static void put_trailer(struct stream *stream, uint8_t *frame, size_t size)
 {
-    stream_filled(stream, with_trailer(stream, frame, size));
+    stream_filled(stream, wire_finish(frame, size, stream->crc));
 }
 
 /* Writes a receipt. A receipt that is not sent yet is updated instead, so a buffer holds at most one and always has
@@ -52,7 +45,8 @@ static bool put_receipt(struct stream *stream, uint32_t token)
         return false;
     if (fresh)
         buffer->receipt = buffer->end + 1;
-    size_t size = with_trailer(stream, frame, wire_put_tagged(frame, RDMAP_WRITE, token, stream->taken_bytes, true, 0));
+    size_t size = wire_put_tagged(frame, RDMAP_WRITE, token, stream->taken_bytes, true, 0);
+    size = wire_finish(frame, size, stream->crc);
     if (fresh)
         stream_filled(stream, size);
     return true;

@@ -24,6 +24,12 @@ struct token_slot *tokens_slot(struct token_table *table, uint32_t slot)
     return &table->chunks[slot / TOKEN_CHUNK][slot % TOKEN_CHUNK];
 }
 
+struct token_slot *tokens_named(struct token_table *table, uint32_t host)
+{
+    uint32_t index = host >> 8;
+    return index != 0 && index < table->used ? tokens_slot(table, index) : NULL;
+}
+
 uint32_t tokens_take(struct token_table *table)
 {
     bool may_grow = table->used < TOKEN_CHUNK * TOKEN_CHUNKS;
@@ -93,15 +99,14 @@ struct asker {
 static uint8_t *granted(struct adapter *adapter, uint32_t token, uint64_t address, uint64_t size, enum access access,
                         struct asker asker)
 {
-    struct token_table *table = &adapter->tokens;
     const struct queue_pair *queue_pair = asker.queue_pair;
     uint32_t host = ntohl(token), index = host >> 8;
     bool remote = access == ACCESS_REMOTE_READ || access == ACCESS_REMOTE_WRITE;
 
-    if (index == 0 || index >= table->used || (access == ACCESS_REMOTE_READ && queue_pair->refuses_reads) ||
+    const struct token_slot *slot = tokens_named(&adapter->tokens, host);
+    if (slot == NULL || (access == ACCESS_REMOTE_READ && queue_pair->refuses_reads) ||
         (access == ACCESS_REMOTE_WRITE && queue_pair->refuses_writes))
         return NULL;
-    const struct token_slot *slot = tokens_slot(table, index);
     const struct region *region = slot->region;
     if (region != NULL) {
         bool allowed = token_make(index, slot->generation, remote) == host && region->domain == asker.domain &&
@@ -207,20 +212,18 @@ bool elements_scatter(struct adapter *adapter, const ND2_SGE *sge, uint32_t coun
 char memory_refusal(struct adapter *adapter, uint32_t token, uint64_t address, uint64_t size,
                     const struct queue_pair *queue_pair)
 {
-    uint32_t host = ntohl(token), index = host >> 8;
+    uint32_t host = ntohl(token);
     char reason = 'T';
 
     lock_share(&adapter->tokens.lock);
-    if (index != 0 && index < adapter->tokens.used) {
-        const struct token_slot *slot = tokens_slot(&adapter->tokens, index);
-        const struct window *window = slot->window;
-        if (slot->region != NULL && token_make(index, slot->generation, true) == host &&
-            slot->region->domain == queue_pair->domain)
-            reason = inside(slot->region->address, slot->region->size, address, size) ? 'R' : 'B';
-        else if (window != NULL && window->region != NULL && window->key == (uint8_t)host &&
-                 window->queue_pair == queue_pair)
-            reason = inside(window->address, window->size, address, size) ? 'R' : 'B';
-    }
+    const struct token_slot *slot = tokens_named(&adapter->tokens, host);
+    const struct region *region = slot != NULL ? slot->region : NULL;
+    const struct window *window = slot != NULL ? slot->window : NULL;
+    if (region != NULL && token_make(host >> 8, slot->generation, true) == host && region->domain == queue_pair->domain)
+        reason = inside(region->address, region->size, address, size) ? 'R' : 'B';
+    else if (window != NULL && window->region != NULL && window->key == (uint8_t)host &&
+             window->queue_pair == queue_pair)
+        reason = inside(window->address, window->size, address, size) ? 'R' : 'B';
     lock_unshare(&adapter->tokens.lock);
     return reason;
 }

@@ -145,6 +145,8 @@ void windows_forget(struct adapter *adapter, const struct queue_pair *queue_pair
 uint32_t tokens_take(struct token_table *table);
 void tokens_give_back(struct token_table *table, uint32_t slot);
 struct token_slot *tokens_slot(struct token_table *table, uint32_t slot);
+/* The slot that a token (host order) names, whatever its key. NULL: there is none. */
+struct token_slot *tokens_named(struct token_table *table, uint32_t host);
 void window_unbind(struct token_table *table, struct window *window);
 
 static inline uint32_t token_make(uint32_t slot, uint8_t generation, bool remote)

@@ -99,7 +99,7 @@ void qp_established(struct queue_pair *qp, struct stream *stream)
 {
     lock_acquire(&qp->lock);
     become(qp, QP_CONNECTED);
-    qp->outbound_limit = stream->own_outbound < stream->peer_inbound ? stream->own_outbound : stream->peer_inbound;
+    qp->outbound_limit = smaller(stream->own_outbound, stream->peer_inbound);
     qp->acknowledgements = stream->peer_to_peer || qp->outbound_limit > 0;
     lock_release(&qp->lock);
 }
@@ -339,12 +339,19 @@ static nd_status may_post(struct queue_pair *qp)
     return qp->state == QP_ENDED || qp->state == QP_FLUSHED ? ND_CANCELED : ND_SUCCESS;
 }
 
-/* Queues a filled-in operation and releases the lock. */
-static nd_status post(struct queue_pair *qp, const struct operation *operation, nd_status status)
+static bool may_be_posted(nd_status status)
+{
+    return status == ND_SUCCESS || status == ND_CANCELED;
+}
+
+/* Queues a filled-in operation, unless the status of may_post() or of its arguments refuses it. Releases the lock. */
+static nd_status post(struct queue_pair *qp, const struct operation *operation, nd_status status, nd_status arguments)
 {
     struct stream *stream = NULL;
     bool notify = false;
 
+    if (may_be_posted(status) && arguments != ND_SUCCESS)
+        status = arguments;
     if (status == ND_SUCCESS) {
         struct operation *slot = qp_operation(qp, qp->posted);
         memcpy(slot, operation, offsetof(struct operation, sge) + operation->sge_count * sizeof(ND2_SGE));
@@ -413,22 +420,14 @@ nd_status qp_post_data(struct queue_pair *qp, struct operation *operation, const
     if (!adapter_request(qp->object.adapter))
         return ND_DEVICE_REMOVED;
     lock_acquire(&qp->lock);
-    nd_status status = may_post(qp), arguments;
-    if (status != ND_SUCCESS && status != ND_CANCELED) {
-        lock_release(&qp->lock);
-        return status;
-    }
-    if ((operation->flags & ND_OP_FLAG_INLINE) != 0) {
+    nd_status status = may_post(qp), arguments = ND_SUCCESS;
+    if (may_be_posted(status) && (operation->flags & ND_OP_FLAG_INLINE) != 0) {
         arguments = take_inline(operation, sge, sge_count, qp->limits.inline_size);
-    } else {
+    } else if (may_be_posted(status)) {
         arguments = sge_take(operation->sge, sge, sge_count, qp->limits.initiator_sge, &operation->length);
         operation->sge_count = sge_count;
     }
-    if (arguments != ND_SUCCESS) {
-        lock_release(&qp->lock);
-        return arguments;
-    }
-    return post(qp, operation, status);
+    return post(qp, operation, status, arguments);
 }
 
 void operation_begin(struct operation *operation, void *context, ND2_REQUEST_TYPE type, uint32_t flags)
@@ -447,22 +446,16 @@ nd_status qp_post_bind(struct queue_pair *qp, struct operation *operation, struc
     if (!adapter_request(qp->object.adapter))
         return ND_DEVICE_REMOVED;
     lock_acquire(&qp->lock);
-    nd_status status = may_post(qp);
-    if (status == ND_SUCCESS || status == ND_CANCELED) {
-        nd_status arguments = window_prepare(window, region, address, size, operation->flags, &operation->bind);
-        if (arguments != ND_SUCCESS && operation->refuses_late) {
-            operation->refusal = arguments;
-            arguments = ND_SUCCESS;
-        }
-        if (arguments == ND_SUCCESS) {
-            if (status == ND_SUCCESS)
-                window_accept(&operation->bind);
-            return post(qp, operation, status);
-        }
-        status = arguments;
+    nd_status status = may_post(qp), arguments = ND_SUCCESS;
+    if (may_be_posted(status))
+        arguments = window_prepare(window, region, address, size, operation->flags, &operation->bind);
+    if (arguments != ND_SUCCESS && operation->refuses_late) {
+        operation->refusal = arguments;
+        arguments = ND_SUCCESS;
     }
-    lock_release(&qp->lock);
-    return status;
+    if (status == ND_SUCCESS && arguments == ND_SUCCESS)
+        window_accept(&operation->bind);
+    return post(qp, operation, status, arguments);
 }
 
 nd_status qp_post_invalidate(struct queue_pair *qp, struct operation *operation, struct window *window)
@@ -473,11 +466,7 @@ nd_status qp_post_invalidate(struct queue_pair *qp, struct operation *operation,
         return ND_DEVICE_REMOVED;
     operation->bind.window = window;
     lock_acquire(&qp->lock);
-    nd_status status = may_post(qp);
-    if (status == ND_SUCCESS || status == ND_CANCELED)
-        return post(qp, operation, status);
-    lock_release(&qp->lock);
-    return status;
+    return post(qp, operation, may_post(qp), ND_SUCCESS);
 }
 
 nd_status qp_receive(struct queue_pair *qp, void *context, const ND2_SGE *sge, uint32_t sge_count)

@@ -121,12 +121,11 @@ static const struct object_class class = {
 struct region *region_hold(struct adapter *adapter, uint32_t token)
 {
     struct token_table *table = &adapter->tokens;
-    uint32_t host = ntohl(token), index = host >> 8;
-    struct region *region = NULL;
+    uint32_t host = ntohl(token);
 
     lock_share(&table->lock);
-    if (index != 0 && index < table->used)
-        region = tokens_slot(table, index)->region;
+    const struct token_slot *slot = tokens_named(table, host);
+    struct region *region = slot != NULL ? slot->region : NULL;
     if (region != NULL && region->token != host)
         region = NULL;
     if (region != NULL)

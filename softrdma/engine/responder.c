@@ -31,8 +31,7 @@ void responder_stop(struct queue_pair *qp, struct stream *stream, int error, con
     take_no_more(qp, stream, QP_TERMINATES);
     size_t size =
         wire_put_terminate(qp->terminate, error, offender != NULL && offender->header != NULL ? offender : NULL);
-    uint32_t crc = stream->crc ? wire_crc32c(0, qp->terminate, size) : 0;
-    qp->terminate_size = size + wire_put_trailer(qp->terminate + size, size, stream->crc, crc);
+    qp->terminate_size = wire_finish(qp->terminate, size, stream->crc);
     stream->peer_silent = false;
     stream_set_timer(stream, FINISH_MS);
 }

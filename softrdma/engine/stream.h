@@ -117,6 +117,12 @@ struct stream {
     } after;
 };
 
+/* For read limits. */
+static inline uint32_t smaller(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
 /* Takes over the socket. The caller gets one reference. */
 struct stream *stream_create(struct adapter *adapter, socket_handle handle);
 void stream_hold(struct stream *stream);

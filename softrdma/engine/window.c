@@ -98,19 +98,17 @@ bool window_invalidate_token(struct adapter *adapter, uint32_t token, const stru
                              void **context)
 {
     struct token_table *table = &adapter->tokens;
-    uint32_t host = ntohl(token), index = host >> 8;
-    bool found = false;
+    uint32_t host = ntohl(token);
 
     *context = NULL;
     lock_acquire(&table->lock);
-    if (index != 0 && index < table->used) {
-        struct window *window = tokens_slot(table, index)->window;
-        found = window != NULL && window->region != NULL && window->key == (uint8_t)host &&
-                window->queue_pair == queue_pair;
-        if (found) {
-            window_unbind(table, window);
-            *context = face_window_invalidated(window);
-        }
+    const struct token_slot *slot = tokens_named(table, host);
+    struct window *window = slot != NULL ? slot->window : NULL;
+    bool found =
+        window != NULL && window->region != NULL && window->key == (uint8_t)host && window->queue_pair == queue_pair;
+    if (found) {
+        window_unbind(table, window);
+        *context = face_window_invalidated(window);
     }
     lock_release(&table->lock);
     return found;

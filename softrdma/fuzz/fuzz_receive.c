@@ -124,7 +124,7 @@ static void check_terminate(int error, const struct wire_segment *offender)
     size_t used, size = wire_put_terminate(out, error, offender);
 
     require(size <= WIRE_MAX_TERMINATE_SIZE);
-    size += wire_put_trailer(out + size, size, true, wire_crc32c(0, out, size));
+    size = wire_finish(out, size, true);
     require(wire_parse(out, size, true, &back, &used) == WIRE_OK && used == size);
     require(back.opcode == RDMAP_TERMINATE && back.terminate.error == error);
     require(back.terminate.has_header == (offender->header != NULL));

@@ -24,7 +24,7 @@ static void end(size_t header, uint32_t payload)
     size += header;
     memset(stream + size, 'p', payload);
     size += payload;
-    size += wire_put_trailer(stream + size, size - begin, true, wire_crc32c(0, stream + begin, size - begin));
+    size = begin + wire_finish(stream + begin, size - begin, true);
 }
 
 static void startup(bool reply, uint8_t revision)
@@ -77,7 +77,7 @@ static void terminate(unsigned kind)
     default:
         header = wire_put_send(fpdu, RDMAP_SEND, 0, 1, 0, true, 0);
     }
-    header += wire_put_trailer(fpdu + header, header, false, 0);
+    header = wire_finish(fpdu, header, false);
     if (wire_parse(fpdu, header, false, &offender, &used) == WIRE_OK)
         end(wire_put_terminate(stream + size, DDP_BOUNDS, kind == 3 ? NULL : &offender), 0);
 }

@@ -145,7 +145,7 @@ static void test_write_has_the_layout_of_rfc_5041_4_2(void)
     CHECK(size == WIRE_TAGGED_SIZE);
     memcpy(out + size, "abc", 3);
     size += 3;
-    size += wire_put_trailer(out + size, size, false, 0);
+    size = wire_finish(out, size, false);
     CHECK(size == sizeof expected && !memcmp(out, expected, size));
     for (size_t cut = 0; cut < size; cut++)
         CHECK(parse(out, cut, false, &segment, &used) == WIRE_MORE && used == (cut < 2 ? 0 : size));
@@ -173,7 +173,7 @@ static void test_send_has_the_layout_of_rfc_5041_4_3(void)
     CHECK(size == WIRE_UNTAGGED_SIZE);
     out[size++] = 'x';
     CHECK(!memcmp(out, expected, sizeof expected));
-    size += wire_put_trailer(out + size, size, true, wire_crc32c(0, out, size));
+    size = wire_finish(out, size, true);
     CHECK(size == 28);
     CHECK(parse(out, size, true, &segment, &used) == WIRE_OK);
     CHECK(!segment.tagged && !segment.last && segment.opcode == RDMAP_SEND_SOLICITED_INVALIDATE);
@@ -195,12 +195,12 @@ static void test_send_has_the_layout_of_rfc_5041_4_3(void)
 static void test_crc_is_sent_least_significant_byte_first(void)
 {
     /* RFC 3720 B.4: 32 zero bytes give aa 36 91 8a on the wire. */
-    uint8_t zeros[32] = {0}, out[WIRE_MAX_TRAILER_SIZE];
+    uint8_t out[32 + WIRE_MAX_TRAILER_SIZE] = {0};
 
-    CHECK(wire_put_trailer(out, sizeof zeros, true, wire_crc32c(0, zeros, sizeof zeros)) == 4);
-    CHECK(!memcmp(out, "\xAA\x36\x91\x8A", 4));
-    CHECK(wire_put_trailer(out, 29, true, wire_crc32c(0, zeros, 29)) == 7); /* padding is part of the CRC */
-    CHECK(!memcmp(out, "\0\0\0\xAA\x36\x91\x8A", 7));
+    CHECK(wire_finish(out, 32, true) == 36);
+    CHECK(!memcmp(out + 32, "\xAA\x36\x91\x8A", 4));
+    CHECK(wire_finish(out, 29, true) == 36); /* padding is part of the CRC */
+    CHECK(!memcmp(out + 29, "\0\0\0\xAA\x36\x91\x8A", 7));
 }
 
 static void test_read_request_has_the_layout_of_rfc_5040_4_4(void)
@@ -218,7 +218,7 @@ static void test_read_request_has_the_layout_of_rfc_5040_4_4(void)
 
     CHECK(size == WIRE_READ_REQUEST_SIZE);
     CHECK(!memcmp(out + WIRE_UNTAGGED_SIZE, payload, sizeof payload));
-    size += wire_put_trailer(out + size, size, false, 0);
+    size = wire_finish(out, size, false);
     CHECK(parse(out, size, false, &segment, &used) == WIRE_OK);
     CHECK(segment.queue == 1 && segment.msn == 1 && segment.request.size == 3 && segment.request.source_offset == 5);
     CHECK(segment.request.sink_stag == request.sink_stag && segment.request.source_stag == request.source_stag);
@@ -237,22 +237,22 @@ static void test_terminate_comes_back_as_it_was_sent(void)
     size_t used, size;
 
     size = wire_put_tagged(bad, RDMAP_WRITE, stag_of("\1\2\3\4"), 77, true, 0);
-    size += wire_put_trailer(bad + size, size, false, 0);
+    size = wire_finish(bad, size, false);
     CHECK(wire_parse(bad, size, false, &offender, &used) == WIRE_OK);
     size = wire_put_terminate(out, DDP_BOUNDS, &offender);
     CHECK(size <= WIRE_MAX_TERMINATE_SIZE);
     CHECK(!memcmp(out + 2, "\x41\x47\0\0\0\0\0\0\0\2\0\0\0\1\0\0\0\0\x11\x01\xC0\0\0\x0E\xC1\x40\1\2\3\4", 30));
-    size += wire_put_trailer(out + size, size, false, 0);
+    size = wire_finish(out, size, false);
     CHECK(parse(out, size, false, &segment, &used) == WIRE_OK);
     CHECK(segment.terminate.error == DDP_BOUNDS && segment.terminate.has_header && segment.terminate.tagged);
     CHECK(segment.terminate.stag == stag_of("\1\2\3\4") && segment.terminate.offset == 77);
 
     size = wire_put_read_request(bad, 5, &request);
-    size += wire_put_trailer(bad + size, size, false, 0);
+    size = wire_finish(bad, size, false);
     CHECK(wire_parse(bad, size, false, &offender, &used) == WIRE_OK);
     size = wire_put_terminate(out, RDMAP_ACCESS, &offender);
     CHECK(size <= WIRE_MAX_TERMINATE_SIZE);
-    size += wire_put_trailer(out + size, size, false, 0);
+    size = wire_finish(out, size, false);
     CHECK(parse(out, size, false, &segment, &used) == WIRE_OK);
     CHECK(segment.terminate.error == RDMAP_ACCESS && segment.terminate.has_header && !segment.terminate.tagged);
     CHECK(segment.terminate.queue == 1 && segment.terminate.msn == 5 && segment.terminate.has_request);
@@ -298,7 +298,7 @@ static int receive_send(struct wire_receiver *receiver, enum wire_opcode opcode,
     size_t used, size = wire_put_send(out, opcode, 0, msn, offset, last, payload);
 
     size += payload;
-    size += wire_put_trailer(out + size, size, false, 0);
+    size = wire_finish(out, size, false);
     if (wire_parse(out, size, false, &segment, &used) != WIRE_OK)
         return MPA_LENGTH;
     return wire_receive(receiver, &segment);
@@ -356,7 +356,7 @@ static void test_nothing_comes_after_a_terminate(void)
     uint8_t out[128];
     size_t used, size = wire_put_terminate(out, RDMAP_LOCAL_CATASTROPHIC, NULL);
 
-    size += wire_put_trailer(out + size, size, false, 0);
+    size = wire_finish(out, size, false);
     CHECK(wire_parse(out, size, false, &segment, &used) == WIRE_OK);
     CHECK(wire_receive(&receiver, &segment) == WIRE_OK && receiver.terminated);
     CHECK(wire_receive(&receiver, &segment) != WIRE_OK);

@@ -83,15 +83,13 @@ size_t wire_put_terminate(uint8_t *out, int error, const struct wire_segment *of
     return WIRE_UNTAGGED_SIZE + size;
 }
 
-size_t wire_put_trailer(uint8_t *out, size_t size, bool with_crc, uint32_t crc)
+size_t wire_finish(uint8_t *fpdu, size_t size, bool with_crc)
 {
-    size_t padding = (4 - size % 4) % 4;
+    size_t covered = (size + 3) & ~(size_t)3;
 
-    memset(out, 0, padding + CRC_SIZE);
-    if (with_crc) {
-        crc = wire_crc32c(crc, out, padding);
-        for (unsigned i = 0; i < CRC_SIZE; i++)
-            out[padding + i] = (uint8_t)(crc >> 8 * i);
-    }
-    return padding + CRC_SIZE;
+    memset(fpdu + size, 0, covered + CRC_SIZE - size);
+    uint32_t crc = with_crc ? wire_crc32c(0, fpdu, covered) : 0;
+    for (unsigned i = 0; i < CRC_SIZE && with_crc; i++)
+        fpdu[covered + i] = (uint8_t)(crc >> 8 * i);
+    return covered + CRC_SIZE;
 }

@@ -132,8 +132,8 @@ size_t wire_put_send(uint8_t *out, enum wire_opcode opcode, uint32_t invalidate,
 size_t wire_put_read_request(uint8_t *out, uint32_t msn, const struct wire_read_request *request);
 /* offender: the segment that the Terminate complains of, or NULL. Its header is sent with the Terminate. */
 size_t wire_put_terminate(uint8_t *out, int error, const struct wire_segment *offender);
-/* Writes padding and CRC. size: of the FPDU so far. crc: over all of it, or 0 without CRCs. */
-size_t wire_put_trailer(uint8_t *out, size_t size, bool with_crc, uint32_t crc);
+/* Writes padding and CRC behind the FPDU, which has `size` bytes so far, and returns its whole size. */
+size_t wire_finish(uint8_t *fpdu, size_t size, bool with_crc);
 
 /* ---- FPDUs in ---- */
 

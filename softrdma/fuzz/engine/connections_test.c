@@ -101,7 +101,7 @@ static void message_arrives(struct end *end, uint32_t size)
 
     memset(frame + header, 0, size);
     size_t whole = header + size;
-    world_feed(end->socket, frame, whole + wire_put_trailer(frame + whole, whole, false, 0));
+    world_feed(end->socket, frame, wire_finish(frame, whole, false));
     world_run();
 }
 
@@ -111,7 +111,7 @@ static void tell(struct end *end, uint32_t token, uint64_t what)
     uint8_t frame[WIRE_TAGGED_SIZE + WIRE_MAX_TRAILER_SIZE];
     size_t size = wire_put_tagged(frame, RDMAP_WRITE, token, what, true, 0);
 
-    world_feed(end->socket, frame, size + wire_put_trailer(frame + size, size, false, 0));
+    world_feed(end->socket, frame, wire_finish(frame, size, false));
 }
 
 /* Regions of the test's requests. */
@@ -394,7 +394,7 @@ static void answer_read(struct end *end)
                                   reads.oldest.size);
     memset(frame + size, 0, reads.oldest.size);
     size += reads.oldest.size;
-    world_feed(end->socket, frame, size + wire_put_trailer(frame + size, size, false, 0));
+    world_feed(end->socket, frame, wire_finish(frame, size, false));
     world_run();
 }
 

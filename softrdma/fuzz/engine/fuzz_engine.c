@@ -475,7 +475,7 @@ static uint64_t address(struct input *input)
 /* Adds padding and CRC. */
 static void feed(uint8_t *out, size_t size, bool with_crc)
 {
-    size_t whole = size + wire_put_trailer(out + size, size, false, 0);
+    size_t whole = wire_finish(out, size, false);
 
     /* The CRC covers the padding. */
     uint32_t crc = with_crc ? wire_crc32c(0, out, whole - 4) : 0;

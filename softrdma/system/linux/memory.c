@@ -2,8 +2,8 @@
 #include "internal.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <string.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -18,51 +18,7 @@
 
 /* ---- /proc/self/maps ---- */
 
-enum field { FIELD_BEGIN, FIELD_END, FIELD_RIGHTS, FIELD_REST };
-
-struct maps {
-    uintptr_t at, end; /* what is still to be found */
-    bool write;
-    enum field field;
-    uintptr_t numbers[2];
-    char rights[4];
-    unsigned rights_seen;
-};
-
 enum verdict { UNDECIDED, ALLOWED, REFUSED };
-
-/* The entries are in the order of their addresses. */
-static enum verdict entry_seen(struct maps *maps)
-{
-    uintptr_t begin = maps->numbers[0], end = maps->numbers[1];
-
-    if (end <= maps->at)
-        return UNDECIDED;
-    if (begin > maps->at || maps->rights[0] != 'r' || (maps->write && maps->rights[1] != 'w'))
-        return REFUSED;
-    maps->at = end;
-    return end >= maps->end ? ALLOWED : UNDECIDED;
-}
-
-static enum verdict character_seen(struct maps *maps, char c)
-{
-    if (c == '\n') {
-        maps->field = FIELD_BEGIN;
-        maps->numbers[0] = maps->numbers[1] = 0;
-        maps->rights_seen = 0;
-    } else if (maps->field <= FIELD_END && (c == '-' || c == ' ')) {
-        maps->field++;
-    } else if (maps->field <= FIELD_END) {
-        maps->numbers[maps->field] = maps->numbers[maps->field] << 4 | (uintptr_t)(c <= '9' ? c - '0' : c - 'a' + 10);
-    } else if (maps->field == FIELD_RIGHTS) {
-        maps->rights[maps->rights_seen++] = c;
-        if (maps->rights_seen == sizeof maps->rights) {
-            maps->field = FIELD_REST;
-            return entry_seen(maps);
-        }
-    }
-    return UNDECIDED;
-}
 
 /* PROCMAP_QUERY of Linux 6.11, which finds a mapping by its address. */
 struct mapping_query {
@@ -91,36 +47,35 @@ static enum verdict queries_allow(int file, uintptr_t begin, uintptr_t end, bool
     return ALLOWED;
 }
 
-static enum verdict entries_allow(int file, uintptr_t begin, uintptr_t end, bool write)
+/* The entries are in the order of their addresses. */
+static enum verdict entries_allow(FILE *maps, uintptr_t at, uintptr_t end, bool write)
 {
-    struct maps maps = {.at = begin, .end = end, .write = write};
-    enum verdict verdict = UNDECIDED;
-    char buffer[4096];
-    ssize_t count = 0;
+    uintptr_t first, next;
+    char rights[5];
 
-    while (verdict == UNDECIDED) {
-        count = read(file, buffer, sizeof buffer);
-        if (count < 0 && errno == EINTR)
+    while (fscanf(maps, "%" SCNxPTR "-%" SCNxPTR " %4s%*[^\n]", &first, &next, rights) == 3) {
+        if (next <= at)
             continue;
-        if (count <= 0)
-            break;
-        for (ssize_t i = 0; i < count && verdict == UNDECIDED; i++)
-            verdict = character_seen(&maps, buffer[i]);
+        if (first > at || rights[0] != 'r' || (write && rights[1] != 'w'))
+            return REFUSED;
+        at = next;
+        if (at >= end)
+            return ALLOWED;
     }
-    return verdict == UNDECIDED && count == 0 ? REFUSED : verdict;
+    return ferror(maps) ? UNDECIDED : REFUSED;
 }
 
 static enum verdict maps_allow(uintptr_t begin, uintptr_t end, bool write)
 {
     enum verdict verdict = UNDECIDED;
     int cancel = cancel_off();
-    int file = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    FILE *maps = fopen("/proc/self/maps", "re");
 
-    if (file >= 0) {
-        verdict = queries_allow(file, begin, end, write);
+    if (maps != NULL) {
+        verdict = queries_allow(fileno(maps), begin, end, write);
         if (verdict == UNDECIDED)
-            verdict = entries_allow(file, begin, end, write);
-        close(file);
+            verdict = entries_allow(maps, begin, end, write);
+        fclose(maps);
     }
     cancel_as(cancel);
     return verdict;

@@ -27,32 +27,30 @@
 
 static nd_status status_of(int error)
 {
-    switch (error) {
-    case ECANCELED:
-        return ND_CANCELED;
-    case ECONNREFUSED:
-        return ND_CONNECTION_REFUSED;
-    case ENETUNREACH:
-    case ENETDOWN:
-        return ND_NETWORK_UNREACHABLE;
-    case EHOSTUNREACH:
-    case EHOSTDOWN:
-        return ND_HOST_UNREACHABLE;
-    case ETIMEDOUT:
-        return ND_IO_TIMEOUT;
-    case EADDRNOTAVAIL:
-        return ND_INVALID_ADDRESS;
-    case EADDRINUSE:
-        return ND_ADDRESS_ALREADY_EXISTS;
-    case EMFILE:
-    case ENFILE:
-    case ENOMEM:
-    case ENOBUFS:
-    case ENOSPC:
-        return ND_INSUFFICIENT_RESOURCES;
-    default:
-        return ND_CONNECTION_ABORTED;
-    }
+    static const struct {
+        int error;
+        nd_status status;
+    } statuses[] = {
+        {ECANCELED, ND_CANCELED},
+        {ECONNREFUSED, ND_CONNECTION_REFUSED},
+        {ENETUNREACH, ND_NETWORK_UNREACHABLE},
+        {ENETDOWN, ND_NETWORK_UNREACHABLE},
+        {EHOSTUNREACH, ND_HOST_UNREACHABLE},
+        {EHOSTDOWN, ND_HOST_UNREACHABLE},
+        {ETIMEDOUT, ND_IO_TIMEOUT},
+        {EADDRNOTAVAIL, ND_INVALID_ADDRESS},
+        {EADDRINUSE, ND_ADDRESS_ALREADY_EXISTS},
+        {EMFILE, ND_INSUFFICIENT_RESOURCES},
+        {ENFILE, ND_INSUFFICIENT_RESOURCES},
+        {ENOMEM, ND_INSUFFICIENT_RESOURCES},
+        {ENOBUFS, ND_INSUFFICIENT_RESOURCES},
+        {ENOSPC, ND_INSUFFICIENT_RESOURCES},
+    };
+
+    for (size_t i = 0; i < sizeof statuses / sizeof *statuses; i++)
+        if (statuses[i].error == error)
+            return statuses[i].status;
+    return ND_CONNECTION_ABORTED;
 }
 
 static bool would_block(int error)
