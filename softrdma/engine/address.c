@@ -1,5 +1,7 @@
 #include "address.h"
+#include "switches.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 int address_size(const struct sockaddr *address)
@@ -54,4 +56,69 @@ void address_set_port(struct sockaddr *address, uint16_t port)
         ((struct sockaddr_in *)address)->sin_port = htons(port);
     else
         ((struct sockaddr_in6 *)address)->sin6_port = htons(port);
+}
+
+/* ---- The addresses of the machine ---- */
+
+bool address_is_usable(const struct sockaddr *address)
+{
+    return (address->sa_family == AF_INET || address->sa_family == AF_INET6) && !address_is_wildcard(address);
+}
+
+/* A numeric address, perhaps with the name or the index of an interface behind "%". */
+static bool read_address(char *text, struct sockaddr_storage *out)
+{
+    struct sockaddr_in6 *six = (struct sockaddr_in6 *)out;
+    char *scope = strchr(text, '%');
+
+    memset(out, 0, sizeof *out);
+    if (scope != NULL)
+        *scope++ = '\0';
+    if (scope == NULL && inet_pton(AF_INET, text, &((struct sockaddr_in *)out)->sin_addr) == 1) {
+        out->ss_family = AF_INET;
+        return true;
+    }
+    if (inet_pton(AF_INET6, text, &six->sin6_addr) != 1)
+        return false;
+    out->ss_family = AF_INET6;
+    if (scope == NULL)
+        return true;
+    six->sin6_scope_id = if_nametoindex(scope);
+    if (six->sin6_scope_id == 0)
+        six->sin6_scope_id = (uint32_t)strtoul(scope, NULL, 10);
+    return six->sin6_scope_id != 0;
+}
+
+bool address_is_selected(const struct sockaddr *address)
+{
+    char list[2048], text[INET6_ADDRSTRLEN + 1 + IF_NAMESIZE];
+
+    if (!switches_text("ADDRESSES", list, sizeof list))
+        return true;
+    for (char *at = list; *at != '\0';) {
+        size_t length = strcspn(at, ", ");
+        if (length > 0 && length < sizeof text) {
+            struct sockaddr_storage named;
+            memcpy(text, at, length);
+            text[length] = '\0';
+            if (read_address(text, &named) && address_same(address, (struct sockaddr *)&named))
+                return true;
+        }
+        at += length;
+        at += *at != '\0';
+    }
+    return false;
+}
+
+int addresses_add(struct sockaddr_storage *all, int count, int max, const struct sockaddr *address)
+{
+    if (count >= max || !address_is_usable(address) || !address_is_selected(address))
+        return count;
+    for (int i = 0; i < count; i++)
+        if (address_same((struct sockaddr *)&all[i], address))
+            return count;
+    memset(&all[count], 0, sizeof all[count]);
+    memcpy(&all[count], address, (size_t)address_size(address));
+    address_set_port((struct sockaddr *)&all[count], 0);
+    return count + 1;
 }

@@ -6,6 +6,13 @@
 
 int address_size(const struct sockaddr *address);
 bool address_is_wildcard(const struct sockaddr *address);
+/* IPv4 or IPv6, and no wildcard. */
+bool address_is_usable(const struct sockaddr *address);
+/* Whether the comma-separated list in the switch ADDRESSES names the address. Unset, it selects every address. */
+bool address_is_selected(const struct sockaddr *address);
+/* Adds one that is usable and selected to those of the machine, with port 0, unless it is there already. Returns their
+ * number. */
+int addresses_add(struct sockaddr_storage *all, int count, int max, const struct sockaddr *address);
 /* Ignores port and scope. */
 bool address_same_host(const struct sockaddr *a, const struct sockaddr *b);
 /* The same, but link-local addresses of two interfaces differ. One without a scope is that of any interface. */

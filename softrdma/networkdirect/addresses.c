@@ -1,5 +1,4 @@
 #include "addresses.h"
-#include "switches.h"
 
 #include <iphlpapi.h>
 #include <stdlib.h>
@@ -7,54 +6,12 @@
 
 #define MAX_ADDRESSES 256
 
-/* Whether the comma-separated list in SOFTND_ADDRESSES names the address. Every address is selected if it is unset. */
-static bool selected(const struct sockaddr *address)
-{
-    char list[2048], text[INET6_ADDRSTRLEN];
-    struct sockaddr_storage named;
-
-    if (!switches_text("ADDRESSES", list, sizeof list))
-        return true;
-    for (char *at = list; *at != '\0';) {
-        size_t length = strcspn(at, ", ");
-        if (length > 0 && length < sizeof text) {
-            memcpy(text, at, length);
-            text[length] = '\0';
-            memset(&named, 0, sizeof named);
-            if (inet_pton(AF_INET, text, &((struct sockaddr_in *)&named)->sin_addr) == 1)
-                named.ss_family = AF_INET;
-            else if (inet_pton(AF_INET6, text, &((struct sockaddr_in6 *)&named)->sin6_addr) == 1)
-                named.ss_family = AF_INET6;
-            if (named.ss_family != 0 && address_same(address, (struct sockaddr *)&named))
-                return true;
-        }
-        at += length;
-        at += *at != '\0';
-    }
-    return false;
-}
-
-static unsigned add(struct sockaddr_storage *all, unsigned count, const struct sockaddr *address)
-{
-    if (count == MAX_ADDRESSES || (address->sa_family != AF_INET && address->sa_family != AF_INET6))
-        return count;
-    if (address_is_wildcard(address) || !selected(address))
-        return count;
-    for (unsigned i = 0; i < count; i++)
-        if (address_same((struct sockaddr *)&all[i], address))
-            return count;
-    memset(&all[count], 0, sizeof all[count]);
-    memcpy(&all[count], address, (size_t)address_size(address));
-    address_set_port((struct sockaddr *)&all[count], 0);
-    return count + 1;
-}
-
-static unsigned collect(struct sockaddr_storage *all)
+static int collect(struct sockaddr_storage *all)
 {
     ULONG flags = GAA_FLAG_SKIP_ANYCAST | GAA_FLAG_SKIP_MULTICAST | GAA_FLAG_SKIP_DNS_SERVER;
     ULONG size = 32768;
     IP_ADAPTER_ADDRESSES *list = NULL;
-    unsigned count = 0;
+    int count = 0;
 
     for (;;) {
         IP_ADAPTER_ADDRESSES *grown = realloc(list, size);
@@ -68,7 +25,7 @@ static unsigned collect(struct sockaddr_storage *all)
             break;
         for (IP_ADAPTER_ADDRESSES *at = list; at != NULL; at = at->Next)
             for (IP_ADAPTER_UNICAST_ADDRESS *unicast = at->FirstUnicastAddress; unicast; unicast = unicast->Next)
-                count = add(all, count, unicast->Address.lpSockaddr);
+                count = addresses_add(all, count, MAX_ADDRESSES, unicast->Address.lpSockaddr);
         break;
     }
     free(list);
@@ -76,7 +33,7 @@ static unsigned collect(struct sockaddr_storage *all)
     /* Loopback always works, even if no interface has it. */
     struct sockaddr_in loopback = {.sin_family = AF_INET};
     loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    return add(all, count, (struct sockaddr *)&loopback);
+    return addresses_add(all, count, MAX_ADDRESSES, (struct sockaddr *)&loopback);
 }
 
 HRESULT addresses_list(SOCKET_ADDRESS_LIST *list, ULONG *size)
@@ -86,12 +43,12 @@ HRESULT addresses_list(SOCKET_ADDRESS_LIST *list, ULONG *size)
 
     if (!guarded_copy(&have, size, sizeof have))
         return ND_ACCESS_VIOLATION;
-    unsigned count = collect(all);
-    size_t head = offsetof(SOCKET_ADDRESS_LIST, Address) + count * sizeof(SOCKET_ADDRESS);
+    int count = collect(all);
+    size_t head = offsetof(SOCKET_ADDRESS_LIST, Address) + (size_t)count * sizeof(SOCKET_ADDRESS);
     if (head < sizeof(SOCKET_ADDRESS_LIST))
         head = sizeof(SOCKET_ADDRESS_LIST);
     size_t need = head;
-    for (unsigned i = 0; i < count; i++)
+    for (int i = 0; i < count; i++)
         need += (size_t)(address_size((struct sockaddr *)&all[i]) + 7) & ~(size_t)7;
     ULONG required = (ULONG)need;
     if (!guarded_copy(size, &required, sizeof required))
@@ -103,9 +60,9 @@ HRESULT addresses_list(SOCKET_ADDRESS_LIST *list, ULONG *size)
     if (copy == NULL)
         return ND_NO_MEMORY;
     SOCKET_ADDRESS_LIST *built = (SOCKET_ADDRESS_LIST *)(void *)copy;
-    built->iAddressCount = (INT)count;
+    built->iAddressCount = count;
     size_t at = head;
-    for (unsigned i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) {
         int length = address_size((struct sockaddr *)&all[i]);
         memcpy(copy + at, &all[i], (size_t)length);
         built->Address[i].lpSockaddr = (struct sockaddr *)(void *)((char *)list + at);
@@ -124,9 +81,9 @@ bool addresses_serve(const struct sockaddr *address)
     /* Checked first because loopback is always listed, and listing the other addresses takes a millisecond. */
     if (address->sa_family == AF_INET &&
         ((const struct sockaddr_in *)address)->sin_addr.s_addr == htonl(INADDR_LOOPBACK))
-        return selected(address);
-    unsigned count = collect(all);
-    for (unsigned i = 0; i < count; i++)
+        return address_is_selected(address);
+    int count = collect(all);
+    for (int i = 0; i < count; i++)
         if (address_same((struct sockaddr *)&all[i], address))
             return true;
     return false;

@@ -1,12 +1,9 @@
 /* The machine's addresses, which are also the GIDs of the port. */
 #include "soft.h"
 #include "address.h"
-#include "switches.h"
 
 #include <errno.h>
 #include <ifaddrs.h>
-#include <net/if.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* How the addresses are sorted. */
@@ -30,73 +27,9 @@ static enum rank rank_of(const struct sockaddr *address)
     return is_loopback(address) ? IPV6_LOOPBACK : IPV6;
 }
 
-static bool is_usable(const struct sockaddr *address)
-{
-    return (address->sa_family == AF_INET || address->sa_family == AF_INET6) && !address_is_wildcard(address);
-}
-
 static uint32_t scope_of(const struct sockaddr *address)
 {
     return address_is_link_local_v6(address) ? ((const struct sockaddr_in6 *)address)->sin6_scope_id : 0;
-}
-
-/* A numeric address, perhaps with the name or the index of an interface behind "%". */
-static bool read_address(char *text, struct sockaddr_storage *out)
-{
-    struct sockaddr_in6 *six = (struct sockaddr_in6 *)out;
-    char *scope = strchr(text, '%');
-
-    memset(out, 0, sizeof *out);
-    if (scope != NULL)
-        *scope++ = '\0';
-    if (scope == NULL && inet_pton(AF_INET, text, &((struct sockaddr_in *)out)->sin_addr) == 1) {
-        out->ss_family = AF_INET;
-        return true;
-    }
-    if (inet_pton(AF_INET6, text, &six->sin6_addr) != 1)
-        return false;
-    out->ss_family = AF_INET6;
-    if (scope == NULL)
-        return true;
-    six->sin6_scope_id = if_nametoindex(scope);
-    if (six->sin6_scope_id == 0)
-        six->sin6_scope_id = (uint32_t)strtoul(scope, NULL, 10);
-    return six->sin6_scope_id != 0;
-}
-
-/* Whether the comma-separated list in SOFTVERBS_ADDRESSES names the address. Unset, it selects every address. */
-static bool selected(const struct sockaddr *address)
-{
-    char list[2048], text[INET6_ADDRSTRLEN + 1 + IF_NAMESIZE];
-
-    if (!switches_text("ADDRESSES", list, sizeof list))
-        return true;
-    for (char *at = list; *at != '\0';) {
-        size_t length = strcspn(at, ", ");
-        if (length > 0 && length < sizeof text) {
-            struct sockaddr_storage named;
-            memcpy(text, at, length);
-            text[length] = '\0';
-            if (read_address(text, &named) && address_same(address, (struct sockaddr *)&named))
-                return true;
-        }
-        at += length;
-        at += *at != '\0';
-    }
-    return false;
-}
-
-static int add(struct sockaddr_storage *out, int count, int max, const struct sockaddr *address)
-{
-    if (count >= max || !selected(address))
-        return count;
-    for (int i = 0; i < count; i++)
-        if (address_same((struct sockaddr *)&out[i], address))
-            return count;
-    memset(&out[count], 0, sizeof out[count]);
-    memcpy(&out[count], address, (size_t)address_size(address));
-    address_set_port((struct sockaddr *)&out[count], 0);
-    return count + 1;
 }
 
 static int add_ranked(struct sockaddr_storage *out, int count, int max, const struct ifaddrs *interfaces,
@@ -104,8 +37,8 @@ static int add_ranked(struct sockaddr_storage *out, int count, int max, const st
 {
     for (const struct ifaddrs *at = interfaces; at != NULL; at = at->ifa_next) {
         const struct sockaddr *address = at->ifa_addr;
-        if (address != NULL && (at->ifa_flags & IFF_UP) != 0 && is_usable(address) && rank_of(address) == rank)
-            count = add(out, count, max, address);
+        if (address != NULL && (at->ifa_flags & IFF_UP) != 0 && address_is_usable(address) && rank_of(address) == rank)
+            count = addresses_add(out, count, max, address);
     }
     return count;
 }
@@ -132,7 +65,7 @@ int soft_addresses(struct sockaddr_storage *out, int max)
     } else if (for_want_of_resources(errno)) {
         return -1;
     } else { /* some sandboxes do not list interfaces */
-        count = add(all, 0, SOFT_MAX_GIDS, (const struct sockaddr *)&loopback);
+        count = addresses_add(all, 0, SOFT_MAX_GIDS, (const struct sockaddr *)&loopback);
     }
     if (count > max)
         count = max > 0 ? max : 0;
@@ -165,7 +98,7 @@ bool soft_serves(const struct sockaddr *address)
 {
     char name[IF_NAMESIZE];
 
-    if (!is_usable(address) || !selected(address))
+    if (!address_is_usable(address) || !address_is_selected(address))
         return false;
     /* The machine has every address of 127.0.0.0/8, and interfaces list only the first. */
     return is_loopback(address) || interface_of(address, name);
@@ -196,7 +129,7 @@ bool soft_address_of(const union ibv_gid *gid, const struct sockaddr_storage *ow
         if (gid->raw[0] == 0xFF || memcmp(gid->raw + 6, zeros, sizeof zeros) == 0)
             return false;
     }
-    if (!is_usable((struct sockaddr *)out) || out->ss_family != own->ss_family)
+    if (!address_is_usable((struct sockaddr *)out) || out->ss_family != own->ss_family)
         return false;
     bool near = address_is_link_local_v6((struct sockaddr *)out);
     if (near)

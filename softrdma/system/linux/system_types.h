@@ -3,6 +3,7 @@
 #define SYSTEM_TYPES_H
 
 #include <arpa/inet.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
