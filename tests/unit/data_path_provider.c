@@ -93,7 +93,6 @@ static void note_send(const struct ibv_send_wr *wr)
 
 static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
-    (void)qp;
     for (in_call = 0; wr; wr = wr->next) {
         *bad = wr;
         if (in_call == refused_place)
@@ -125,13 +124,11 @@ static int post_receive(struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 
 static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
-    (void)qp;
     return post_receive(wr, bad);
 }
 
 static int post_srq_recv(struct ibv_srq *queue, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
-    (void)queue;
     return post_receive(wr, bad);
 }
 
@@ -139,7 +136,6 @@ static int poll_cq(struct ibv_cq *cq, int number, struct ibv_wc *out)
 {
     int done = 0;
 
-    (void)cq;
     polled++;
     if (poll_error)
         return -poll_error;

@@ -287,7 +287,6 @@ int rdma_join_multicast(struct rdma_cm_id *ibv, struct sockaddr *address, void *
 {
     struct identifier *id = begin("rdma_join_multicast", ibv);
 
-    (void)address, (void)context;
     answer(id, RDMA_CM_EVENT_MULTICAST_JOIN);
     return end("rdma_join_multicast", 0);
 }
@@ -296,7 +295,6 @@ int rdma_resolve_addr(struct rdma_cm_id *ibv, struct sockaddr *source, struct so
 {
     struct identifier *id = begin("rdma_resolve_addr", ibv);
 
-    (void)timeout_ms;
     if (source)
         copy_address(&ibv->route.addr.src_addr, source);
     copy_address(&ibv->route.addr.dst_addr, destination);
@@ -310,7 +308,6 @@ int rdma_resolve_route(struct rdma_cm_id *ibv, int timeout_ms)
 {
     struct identifier *id = begin("rdma_resolve_route", ibv);
 
-    (void)timeout_ms;
     answer(id, RDMA_CM_EVENT_ROUTE_RESOLVED);
     return end("rdma_resolve_route", 0);
 }
@@ -343,7 +340,6 @@ int rdma_connect(struct rdma_cm_id *ibv, struct rdma_conn_param *parameters)
 {
     struct identifier *id;
 
-    (void)parameters;
     wait_for_host((struct identifier *)ibv);
     id = begin("rdma_connect", ibv);
     if (fake_connecting.failure)
@@ -362,7 +358,6 @@ int rdma_establish(struct rdma_cm_id *ibv)
 
 int rdma_listen(struct rdma_cm_id *ibv, int backlog)
 {
-    (void)backlog;
     begin("rdma_listen", ibv);
     return end("rdma_listen", 0);
 }
@@ -371,7 +366,6 @@ int rdma_accept(struct rdma_cm_id *ibv, struct rdma_conn_param *parameters)
 {
     struct identifier *id = begin("rdma_accept", ibv);
 
-    (void)parameters;
     id->connected = 1;
     if (ibv->ps != RDMA_PS_UDP)
         answer(id, RDMA_CM_EVENT_ESTABLISHED);
@@ -389,7 +383,6 @@ int rdma_reject(struct rdma_cm_id *ibv, const void *data, uint8_t length)
 
 int rdma_notify(struct rdma_cm_id *ibv, enum ibv_event_type type)
 {
-    (void)type;
     begin("rdma_notify", ibv);
     return end("rdma_notify", 0);
 }
@@ -407,7 +400,6 @@ int rdma_disconnect(struct rdma_cm_id *ibv)
 
 int rdma_init_qp_attr(struct rdma_cm_id *ibv, struct ibv_qp_attr *attributes, int *mask)
 {
-    (void)attributes;
     begin("rdma_init_qp_attr", ibv);
     *mask = IBV_QP_STATE;
     return end("rdma_init_qp_attr", 0);

@@ -100,10 +100,7 @@ struct ibv_device **ibv_get_device_list(int *count)
     return devices;
 }
 
-void ibv_free_device_list(struct ibv_device **list)
-{
-    (void)list;
-}
+void ibv_free_device_list(struct ibv_device **list) {}
 
 const char *ibv_get_device_name(struct ibv_device *of)
 {
@@ -113,7 +110,6 @@ const char *ibv_get_device_name(struct ibv_device *of)
 static int query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
                            struct ibv_device_attr_ex *out, size_t size)
 {
-    (void)context, (void)input;
     memset(out, 0, size);
     out->odp_caps.general_caps = (uint64_t)fake_settings.odp_general;
     out->odp_caps.per_transport_caps.rc_odp_caps = (uint32_t)fake_settings.odp_connected;
@@ -128,7 +124,6 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
 static int advise_mr(struct ibv_pd *pd, enum ibv_advise_mr_advice advice, uint32_t flags, struct ibv_sge *sges,
                      uint32_t count)
 {
-    (void)pd, (void)count;
     if (fake_settings.advise_errno)
         return fake_settings.advise_errno;
     fake_seen.address = sges[0].addr;
@@ -297,7 +292,6 @@ int ibv_close_device(struct ibv_context *context)
 
 int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *out)
 {
-    (void)context;
     memset(out, 0, sizeof *out);
     out->max_mr_size = 1ull << 40;
     out->max_mr = out->max_pd = out->max_qp = out->max_cq = 1000;
@@ -324,7 +318,6 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
 
     const struct fake_port *set = &fake_ports[port - 1];
 
-    (void)context;
     attributes->state = set->state                ? (enum ibv_port_state)set->state
                         : fake_settings.port_down ? IBV_PORT_DOWN
                                                   : IBV_PORT_ACTIVE;
@@ -342,14 +335,12 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
 /* Newer libraries have it. */
 int ibv_query_port_speed(struct ibv_context *context, uint32_t port, uint64_t *speed)
 {
-    (void)context, (void)port;
     *speed = (uint64_t)fake_settings.speed;
     return fake_settings.speed ? 0 : EOPNOTSUPP;
 }
 
 int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode operation, uint32_t flags)
 {
-    (void)qp;
     return !flags && fake_settings.in_order & 1 << operation ? 1 : 0;
 }
 
@@ -358,7 +349,6 @@ ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *
 {
     size_t count = (size_t)fake_settings.gids;
 
-    (void)context, (void)flags;
     fake_seen.gid_tables++;
     /* As the kernel does: there are those of all ports, or none. */
     if (size != sizeof *entries || count > most)
@@ -372,7 +362,6 @@ int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index
 {
     int i;
 
-    (void)context, (void)flags;
     fake_seen.gids++;
     for (i = 0; i < fake_settings.gids && size == sizeof *entry; i++)
         if (fake_gids[i].port_num == port && fake_gids[i].gid_index == index) {
@@ -404,7 +393,6 @@ struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attributes)
 {
     struct ibv_ah *made = calloc(1, sizeof *made);
 
-    (void)attributes;
     fake_point("ibv_create_ah", 0);
     made->context = pd->context;
     pthread_mutex_lock(&fake_lock);
@@ -431,13 +419,11 @@ static int count_attached(const char *call, int change)
 
 int ibv_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
 {
-    (void)qp, (void)gid, (void)lid;
     return count_attached("ibv_attach_mcast", 1);
 }
 
 int ibv_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
 {
-    (void)qp, (void)gid, (void)lid;
     return count_attached("ibv_detach_mcast", -1);
 }
 

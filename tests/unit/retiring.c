@@ -33,39 +33,24 @@ static void try_to_post(void)
 
 static void *elements(void *out, const struct ndpy_element *all, uint32_t count)
 {
-    (void)all;
-    (void)count;
     return out;
 }
 
-static void data_request(void *out, uint32_t operation, void *all, uint32_t count, const struct ndpy_remote *remote)
-{
-    (void)out;
-    (void)operation;
-    (void)all;
-    (void)count;
-    (void)remote;
-}
+static void data_request(void *out, uint32_t operation, void *all, uint32_t count, const struct ndpy_remote *remote) {}
 
 static int post(struct ndpy_queue_pair *to, struct ndpy_slot *slot, void *request, int signaled)
 {
-    (void)to;
-    (void)request;
-    (void)signaled;
     completed.slot = slot;
     return 0;
 }
 
 static int receive(struct ndpy_queue_pair *to, struct ndpy_slot *slot, void *all, uint32_t count)
 {
-    (void)count;
     return post(to, slot, all, 1);
 }
 
 static int poll_one(struct ndpy_completion_queue *cq, void *results, uint32_t count)
 {
-    (void)cq;
-    (void)count;
     *(struct result *)results = completed;
     return 1;
 }
@@ -77,7 +62,6 @@ static struct ndpy_slot *slot_of(const void *result)
 
 static uint32_t none(const void *result)
 {
-    (void)result;
     try_to_post();
     return 0;
 }
@@ -90,30 +74,23 @@ static uint32_t status_of(const void *result)
 
 static uint64_t bytes_of(const void *result)
 {
-    (void)result;
     try_to_post();
     return 100 + HEADER_SIZE;
 }
 
 static void received(const void *result, struct ndpy_completion *out)
 {
-    (void)result;
-    (void)out;
     try_to_post();
 }
 
 static void datagram(const void *result, const struct ndpy_slot *slot, struct ndpy_completion *out)
 {
-    (void)result;
-    (void)slot;
     try_to_post();
     out->nbytes -= HEADER_SIZE;
 }
 
 static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t flags)
 {
-    (void)operation;
-    (void)flags;
     try_to_post();
     return status;
 }
