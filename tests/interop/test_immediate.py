@@ -27,17 +27,13 @@ class Sender:
         found = process.wait_for(r"endpoint (\d+) (\d+)\n")
         self._process = process
         self._ended = 0
-        self._say(local.qp_number, local.psn, local.lid, local.gid.hex(), remote.address, remote.token)
+        process.say(local.qp_number, local.psn, local.lid, local.gid.hex(), remote.address, remote.token)
         queue_pair.connect_endpoint(Endpoint(local.lid, int(found[1]), int(found[2]), local.gid))
         process.wait_for("connected\n")
 
-    def _say(self, *words: object) -> None:
-        self._process.popen.stdin.write(" ".join(map(str, words)) + "\n")
-        self._process.popen.stdin.flush()
-
     def __call__(self, *words: object) -> None:
         """Let the peer post one request, which must succeed."""
-        self._say(*words)
+        self._process.say(*words)
         self._ended += 1
         self._process.wait_for(rf"(ended 0\n[^$]*){{{self._ended}}}")
 

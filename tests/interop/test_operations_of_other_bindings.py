@@ -27,17 +27,13 @@ class Theirs:
         number, psn, address, rkey = map(int, process.wait_for(r"endpoint (\d+) (\d+) (\d+) (\d+)\n").groups())
         local = queue_pair.local_endpoint()
         self.remote = ndpy.RemoteMemory(address, 64, rkey)
-        self._say(local.qp_number, local.psn, local.gid.hex(), ours.address, ours.token)
+        process.say(local.qp_number, local.psn, local.gid.hex(), ours.address, ours.token)
         queue_pair.connect_endpoint(Endpoint(local.lid, number, psn, local.gid))
         process.wait_for("connected\n")
 
-    def _say(self, *words: object) -> None:
-        self._process.popen.stdin.write(" ".join(map(str, words)) + "\n")
-        self._process.popen.stdin.flush()
-
     def __call__(self, *words: object) -> str:
         """Give a command. Returns the answer."""
-        self._say(*words)
+        self._process.say(*words)
         self._answers += 1
         return str(self._process.wait_for(rf"connected\n(?:.*\n){{{self._answers - 1}}}(.*)\n")[1])
 

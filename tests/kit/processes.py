@@ -131,12 +131,16 @@ class Process:
             pytest.fail(f"no {pattern!r} in the output within {timeout_s:g} s of\n{self._report()}")
         return found
 
+    def say(self, *words: object) -> None:
+        """Write a line to its standard input."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(" ".join(map(str, words)) + "\n")
+        self.popen.stdin.flush()
+
     def interrupt(self) -> None:
         """Interrupt a program of start_python() as Ctrl-C does."""
         self._wait_until_asleep()
-        assert self.popen.stdin is not None
-        self.popen.stdin.write("\n")
-        self.popen.stdin.flush()
+        self.say()
 
     def _wait_until_asleep(self) -> None:
         """Wait until the main thread sleeps, for some seconds at most.
