@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from consumer import (
-    Kit,
-    Side,
-    accept,
-    connect,
-    get_address,
-)
+from consumer import Kit, Side, accept, connect, get_address
 from version2 import NULL, Status, ffi, sockaddr
 
 

@@ -479,6 +479,21 @@ class Side:
     def one(self, timeout_s: float = DEADLINE_S) -> Completion:
         return take(self.cq, 1, timeout_s)[0]
 
+    def transfer(
+        self, kind: Kind, element: tuple[int, int, int], address: int, token: int, status: Any = Status.SUCCESS
+    ) -> None:
+        """Read from the peer's memory or Write to it. The next completion is that of this request, with this status."""
+        if kind == Kind.READ:
+            self.read(element, at=address, token=token)
+        else:
+            self.write(element, to=address, token=token)
+        assert self.one()[:2] == (kind, status)
+
+    def invalidated(self, window: Interface) -> None:
+        """Invalidate the window, and wait for that."""
+        self.invalidate(window)
+        assert self.one().status == Status.SUCCESS
+
     def bound_window(self, offset: int = 0, size: int | None = None, flags: int = 24, region: Any = None) -> Interface:
         """Return a window over a range of the region, bound through this side's queue pair."""
         region = region or self.region
@@ -517,6 +532,13 @@ def make_pair(kit: Kit, address: str = LOOPBACK, *, limits=(16, 16), **side: Any
 
 def no_completion(cq: Interface) -> bool:
     return not get_results(cq, 1)
+
+
+def ended(side):
+    """Whether the connection of this side has ended: a Receive posted now is canceled."""
+    side.receive(context=0xE0)
+    done = side.one()
+    return (done.kind, done.status, done.context) == (Kind.RECEIVE, Status.CANCELED, 0xE0)
 
 
 def brief(done):

@@ -340,6 +340,13 @@ def _issue(side: Any, interface: Interface, method: str, *arguments: Any) -> con
     return (issue if isinstance(side, Side) else Kit.issue)(side.kit, interface, method, *arguments)
 
 
+def complete(active: Any, connecting: consumer.Request, accepting: consumer.Request) -> None:
+    """Make the connection, once both sides have begun."""
+    assert connecting.result() == Status.SUCCESS
+    assert _issue(active, active.connector, "CompleteConnect").result() == Status.SUCCESS
+    assert accepting.result() == Status.SUCCESS
+
+
 def establish(active: Any, passive: Any, asked: bytes = b"", answered: bytes = b"") -> None:
     """Connect two sides. Each is of version 1 or a consumer.Side of version 2."""
     if isinstance(passive, Side):
@@ -350,10 +357,7 @@ def establish(active: Any, passive: Any, asked: bytes = b"", answered: bytes = b
     arrived = _issue(passive, listen, "GetConnectionRequest", passive.connector)
     connecting = _ask(active, to, asked)
     assert arrived.result() == Status.SUCCESS
-    accepting = _answer(passive, answered)
-    assert connecting.result() == Status.SUCCESS
-    assert _issue(active, active.connector, "CompleteConnect").result() == Status.SUCCESS
-    assert accepting.result() == Status.SUCCESS
+    complete(active, connecting, _answer(passive, answered))
 
 
 def make_pair(kit: Kit, address: str = LOOPBACK, **side: Any) -> tuple[Side, Side]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 
 import pytest
 import version2
 from conftest import share
 from consumer import Memory, Port, accept, connect, get_address, make_pair, open_handles, pointer, wait_until
+from kit.threads import Elsewhere
 from version2 import NOTIFY_ANY, NULL, Mr, Status, ffi, kernel32
 
 
@@ -285,15 +285,11 @@ def test_c_4_2_waiting_returns_only_when_the_request_completed(kit, node, with_e
     cq = node.cq()
     overlapped = kit.overlapped(kit.event() if with_event else NULL)
     assert cq.Notify(NOTIFY_ANY, overlapped) == Status.PENDING
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(cq.GetOverlappedResult(overlapped, 1)))
-    thread.start()
-    thread.join(0.3)
-    assert thread.is_alive()
-    assert not seen
+    waiting = Elsewhere(lambda: cq.GetOverlappedResult(overlapped, 1)).start()
+    time.sleep(0.3)
+    assert not waiting.over
     cq.CancelOverlappedRequests()
-    thread.join(20)
-    assert seen == [Status.CANCELED]
+    assert waiting.result() == Status.CANCELED
 
 
 def test_c_4_6_the_result_can_be_asked_for_again(kit, node, memory):
@@ -309,17 +305,9 @@ def test_c_4_6_the_result_can_be_asked_for_again(kit, node, memory):
 def test_c_4_7_several_threads_may_wait_on_one_interface(kit, node):
     cq = node.cq()
     requests = [kit.issue(cq, "Notify", NOTIFY_ANY) for _ in range(8)]
-    seen = []
-    threads = [
-        threading.Thread(target=lambda r=request: seen.append(cq.GetOverlappedResult(r.overlapped, 1)))
-        for request in requests
-    ]
-    for thread in threads:
-        thread.start()
+    waiting = [Elsewhere(lambda r=request: cq.GetOverlappedResult(r.overlapped, 1)).start() for request in requests]
     cq.CancelOverlappedRequests()
-    for thread in threads:
-        thread.join(20)
-    assert seen == [Status.CANCELED] * 8
+    assert [one.result() for one in waiting] == [Status.CANCELED] * 8
 
 
 def test_c_4_8_the_status_is_found_through_the_structure(kit, node, memory):

@@ -16,7 +16,7 @@ from connection_attempt import limits_of
 from consumer import Side, accept, brief, connect, get_address, get_results, no_completion
 from early_disconnect import released_at_end
 from iwarp import Opcode, Queue, Startup
-from test_h_hostile_answers import Peer
+from test_h_hostile_answers import Peer, connect_to_peer
 from test_h_silent_peer import connected_to
 from version2 import Kind, Status, kernel32
 
@@ -41,15 +41,9 @@ class Conversation:
     def __init__(self, kit, listener, *, receipts: bool, crc: bool = False, limit: int = 16, **side) -> None:
         self.kit, self.receipts = kit, receipts
         self.side = Side(kit.node(), 0xA, **side)
-        to = listener.getsockname()[:2]
-        connecting = connect(kit, self.side.connector, self.side.qp, to, (limit, limit))
-        self.peer = Counting(listener.accept()[0])
-        self.peer.await_start()
         rtr = iwarp.Rtr.READ
-        self.peer.answer(Startup(reply=True, ird=limit, ord=limit, peer_to_peer=True, rtr=rtr, crc=crc))
-        assert connecting.result() == SUCCESS
-        assert kit.do(self.side.connector, "CompleteConnect") == SUCCESS
-        self.peer.run_until(lambda: self.peer.rtr_taken)
+        reply = Startup(reply=True, ird=limit, ord=limit, peer_to_peer=True, rtr=rtr, crc=crc)
+        self.peer = connect_to_peer(self.side, listener, reply, Counting, (limit, limit))
         self.peer.holding = True
         if receipts:
             self.peer.send_receipt()
@@ -78,6 +72,11 @@ class Conversation:
         if not self.receipts:
             self.peer.run_until(lambda: self.peer.messages_before_read == count)
 
+    def send_all(self, count: int) -> None:
+        """Send this many messages, and wait until the peer has them."""
+        self.send(count)
+        self.all_sent(count)
+
     def acknowledged_all(self, count: int) -> bool:
         """Acknowledge what has arrived. Return whether that was exactly `count` messages."""
         came = len(self.peer.messages)
@@ -94,6 +93,11 @@ class Conversation:
         assert [d.kind for d in done] == [kind] * count
         assert [d.context for d in done] == list(range(count))
         return [d.status for d in done]
+
+    def succeed(self, count: int) -> None:
+        """Acknowledge. So many messages have succeeded then, and no others."""
+        self.acknowledge()
+        assert self.statuses(count) == [SUCCESS] * count
 
     def disconnect(self):
         return self.kit.issue(self.side.connector, "Disconnect")
@@ -233,10 +237,8 @@ def test_a_terminate_that_claims_what_still_waits_to_be_sent_is_refused(converse
 @both_crcs
 def test_what_was_taken_before_the_peer_left_succeeds_and_nothing_else(converse, receipts, crc):
     conversation = converse(receipts=receipts, crc=crc)
-    conversation.send(1)
-    conversation.all_sent(1)
-    conversation.acknowledge()
-    assert conversation.statuses(1) == [SUCCESS]
+    conversation.send_all(1)
+    conversation.succeed(1)
     conversation.send(3)
     conversation.take(4)
     if receipts:
@@ -271,8 +273,7 @@ def test_f_6_6_a_peer_that_tells_and_goes_without_a_final_receipt_has_died(conve
 @both_peers
 def test_what_a_peer_took_before_it_died_succeeds_though_a_send_finds_the_connection_reset_first(converse, receipts):
     conversation = converse(receipts=receipts)
-    conversation.send(2)
-    conversation.all_sent(2)
+    conversation.send_all(2)
     with suspended_workers.suspended(conversation.kit.library):
         conversation.acknowledge()
         conversation.peer.reset()
@@ -294,8 +295,7 @@ def test_a_message_that_nobody_receives_hides_no_reset(converse, receipts):
 @both_peers
 def test_an_acknowledgement_behind_a_message_without_a_receive_is_heard_when_the_peer_goes(converse, receipts):
     conversation = converse(receipts=receipts)
-    conversation.send(2)
-    conversation.all_sent(2)
+    conversation.send_all(2)
     conversation.peer.send(b"no Receive for this")
     conversation.acknowledge()
     if receipts:
@@ -307,8 +307,7 @@ def test_an_acknowledgement_behind_a_message_without_a_receive_is_heard_when_the
 @both_peers
 def test_an_acknowledgement_before_a_terminate_counts(converse, receipts):
     conversation = converse(receipts=receipts)
-    conversation.send(3)
-    conversation.all_sent(3)
+    conversation.send_all(3)
     conversation.acknowledge()
     conversation.peer.terminate(0, 0, 0)
     assert conversation.statuses(3) == [SUCCESS] * 3
@@ -329,8 +328,7 @@ def test_disconnect_waits_for_the_acknowledgement_of_what_was_sent(converse, rec
     assert brief(conversation.side.take(1)) == [(Kind.RECEIVE, CANCELED, 77)]
     assert disconnecting.pending()
     conversation.all_sent(4)
-    conversation.acknowledge()
-    assert conversation.statuses(4) == [SUCCESS] * 4
+    conversation.succeed(4)
     if receipts:
         conversation.ends()
         assert conversation.peer.receipts[-1].final
@@ -395,8 +393,7 @@ def test_who_leaves_takes_nothing_more_and_does_not_say_so(converse, receipts):
     conversation.peer.read_start(0, 0, 0)
     if not receipts:
         conversation.peer.hold(1)
-    conversation.acknowledge()
-    assert conversation.statuses(1) == [SUCCESS]
+    conversation.succeed(1)
     conversation.ends()
     assert not conversation.peer._reads[0].done, "an answer would say that the message was taken"
     if receipts:
@@ -412,8 +409,7 @@ def test_a_send_that_waits_for_a_slot_is_cancelled_by_disconnect(converse, recei
     conversation.take(4)
     disconnecting = conversation.disconnect()
     conversation.all_sent(4)
-    conversation.acknowledge()
-    assert conversation.statuses(4) == [SUCCESS] * 4
+    conversation.succeed(4)
     conversation.side.send(conversation.side.region.sge(0, 8), context=9)
     assert brief(conversation.side.take(1)) == [(Kind.SEND, CANCELED, 9)]
     conversation.peer.close()
@@ -438,8 +434,7 @@ def violate_access(peer: Peer) -> None:
 @both_crcs
 def test_a_peer_that_violates_access_and_took_a_message_has_it_acknowledged_first(converse, receipts, crc):
     conversation = converse(receipts=receipts, crc=crc)
-    conversation.send(2)
-    conversation.all_sent(2)
+    conversation.send_all(2)
     violate_access(conversation.peer)
     assert no_completion(conversation.side.cq)
     conversation.acknowledge()
@@ -466,8 +461,7 @@ def test_a_terminate_says_how_far_it_took(converse):
 @both_peers
 def test_a_terminate_does_not_wait_for_ever(converse, receipts):
     conversation = converse(receipts=receipts)
-    conversation.send(2)
-    conversation.all_sent(2)
+    conversation.send_all(2)
     violate_access(conversation.peer)
     conversation.ends()
     assert conversation.peer.terminated is not None
@@ -477,8 +471,7 @@ def test_a_terminate_does_not_wait_for_ever(converse, receipts):
 @both_peers
 def test_both_ends_terminate(converse, receipts):
     conversation = converse(receipts=receipts)
-    conversation.send(2)
-    conversation.all_sent(2)
+    conversation.send_all(2)
     violate_access(conversation.peer)
     conversation.acknowledge()
     conversation.peer.terminate(0, 0, 0)
@@ -490,8 +483,7 @@ def test_both_ends_terminate(converse, receipts):
 
 def test_no_send_to_a_foreign_peer_goes_without_its_read(converse):
     conversation = converse(receipts=False, limit=1)
-    conversation.send(1)
-    conversation.all_sent(1)
+    conversation.send_all(1)
     conversation.send(3)
     kernel32.Sleep(50)
     conversation.peer.limit_s = 0.2
@@ -521,8 +513,7 @@ def test_a_program_without_reads_has_none_though_the_start_up_offers_one(kit, li
 
 def test_a_peer_that_has_closed_its_side_gets_no_read_beyond_its_limit(converse):
     conversation = converse(receipts=False, limit=1)
-    conversation.send(1)
-    conversation.all_sent(1)
+    conversation.send_all(1)
     conversation.peer.socket.shutdown(socket.SHUT_WR)
     conversation.ends()
     assert len(conversation.peer.held) == 1
@@ -573,8 +564,7 @@ def exchange(conversation: Conversation) -> None:
 
 
 def take_and_violate_access(conversation: Conversation) -> None:
-    conversation.send(1)
-    conversation.all_sent(1)
+    conversation.send_all(1)
     violate_access(conversation.peer)
     conversation.acknowledge()
 

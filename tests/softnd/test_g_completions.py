@@ -20,6 +20,7 @@ from consumer import (
     take,
     wait_until,
 )
+from kit.threads import beside
 from version2 import NOTIFY_ANY, NOTIFY_ERRORS, NOTIFY_SOLICITED, NULL, Kind, Op, Status, ffi, kernel32
 
 
@@ -36,10 +37,21 @@ class CompletionGenerator:
         assert self.qp.Flush() == Status.SUCCESS
 
 
+@pytest.fixture
+def generator(node):
+    return CompletionGenerator(node, node.cq())
+
+
 def notify(kit, cq, kind=NOTIFY_ANY):
     request = kit.issue(cq, "Notify", kind)
     assert request.returned in (Status.SUCCESS, Status.PENDING)
     return request
+
+
+def message(pair, flags=0):
+    active, passive = pair
+    passive.receive(passive.region.sge(0, 8))
+    active.send(active.region.sge(0, 8), flags=flags)
 
 
 def stays_pending(request, seconds=0.2):
@@ -124,15 +136,11 @@ def test_g_1_9_several_threads_never_get_an_entry_twice(node):
             if finished and not new:
                 return
 
-    threads = [threading.Thread(target=collect) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for _ in range(total // 50):
-        generator.add(50)
-        wait_until(lambda: len(got) > generator.number - 2000, "the collectors keep up")
-    ended.set()
-    for thread in threads:
-        thread.join(60)
+    with beside(*4 * [collect], timeout_s=60):
+        for _ in range(total // 50):
+            generator.add(50)
+            wait_until(lambda: len(got) > generator.number - 2000, "the collectors keep up")
+        ended.set()
     assert sorted(got) == list(range(total))
 
 
@@ -160,20 +168,17 @@ def test_g_2_2_other_types_are_refused(kit, node, kind):
     assert kit.issue(node.cq(), "Notify", kind).returned == Status.INVALID_PARAMETER_1
 
 
-def test_g_2_2_errors_is_not_satisfied_by_completions(kit, node):
-    cq = node.cq()
-    generator = CompletionGenerator(node, cq)
-    request = notify(kit, cq, NOTIFY_ERRORS)
+def test_g_2_2_errors_is_not_satisfied_by_completions(kit, generator):
+    request = notify(kit, generator.cq, NOTIFY_ERRORS)
     generator.add(3)
     assert stays_pending(request)
 
 
 def test_g_2_2_any_is_satisfied_by_any_completion(kit, pair):
-    active, passive = pair
+    active, _ = pair
     request = notify(kit, active.cq)
     assert request.pending()
-    passive.receive(passive.region.sge(0, 8))
-    active.send(active.region.sge(0, 8))
+    message(pair)
     assert request.result() == Status.SUCCESS
     assert active.one().kind == Kind.SEND
 
@@ -184,8 +189,7 @@ def test_g_2_2_f_4_3_solicited_is_satisfied_by_a_solicited_receive_only(kit, pai
     request = notify(kit, passive.cq, NOTIFY_SOLICITED)
     own = notify(kit, active.cq, NOTIFY_SOLICITED)
     for flags in (0, Op.SOLICIT if solicited else 0):
-        passive.receive(passive.region.sge(0, 8))
-        active.send(active.region.sge(0, 8), flags=flags)
+        message(pair, flags)
     assert [d.status for d in passive.take(2) + active.take(2)] == [Status.SUCCESS] * 4
     if solicited:
         assert request.result() == Status.SUCCESS
@@ -205,10 +209,8 @@ def test_f_4_3_a_solicited_send_of_any_size(kit, size):
 
 
 @pytest.mark.parametrize("kind", [NOTIFY_ANY, NOTIFY_SOLICITED])
-def test_g_2_3_an_error_satisfies_any_and_solicited(kit, node, kind):
-    cq = node.cq()
-    generator = CompletionGenerator(node, cq)
-    request = notify(kit, cq, kind)
+def test_g_2_3_an_error_satisfies_any_and_solicited(kit, kind, generator):
+    request = notify(kit, generator.cq, kind)
     generator.add()
     assert request.result() == Status.SUCCESS
 
@@ -231,72 +233,62 @@ def test_g_2_4_m_19_the_next_event_completes_all_requests(kit, node):
     port.close()
 
 
-def test_g_2_5_a_completion_that_notified_does_not_notify_again(kit, node):
-    cq = node.cq()
-    generator = CompletionGenerator(node, cq)
-    request = notify(kit, cq)
+def test_g_2_5_a_completion_that_notified_does_not_notify_again(kit, generator):
+    request = notify(kit, generator.cq)
     generator.add()
     assert request.result() == Status.SUCCESS
-    again = notify(kit, cq)
+    again = notify(kit, generator.cq)
     assert stays_pending(again)
     generator.add()
     assert again.result() == Status.SUCCESS
-    assert len(take(cq, 2)) == 2
+    assert len(take(generator.cq, 2)) == 2
 
 
 def test_g_2_6_any_raises_what_is_armed(kit, pair):
-    active, passive = pair
+    _, passive = pair
     solicited = [notify(kit, passive.cq, NOTIFY_SOLICITED) for _ in range(2)]
     any_kind = notify(kit, passive.cq, NOTIFY_ANY)
-    passive.receive(passive.region.sge(0, 8))
-    active.send(active.region.sge(0, 8))
+    message(pair)
     assert [r.result() for r in [*solicited, any_kind]] == [Status.SUCCESS] * 3
 
 
 def test_g_2_6_solicited_does_not_lower_any(kit, pair):
-    active, passive = pair
+    _, passive = pair
     requests = [notify(kit, passive.cq, NOTIFY_ANY), notify(kit, passive.cq, NOTIFY_SOLICITED)]
-    passive.receive(passive.region.sge(0, 8))
-    active.send(active.region.sge(0, 8))
+    message(pair)
     assert [r.result() for r in requests] == [Status.SUCCESS] * 2
 
 
-def test_g_2_7_no_wakeup_is_lost_between_draining_and_notify(kit, node):
-    cq = node.cq()
-    generator = CompletionGenerator(node, cq)
+def test_g_2_7_no_wakeup_is_lost_between_draining_and_notify(kit, generator):
     for _ in range(20):
-        assert get_results(cq, 4) == []
+        assert get_results(generator.cq, 4) == []
         generator.add()
-        request = notify(kit, cq)
+        request = notify(kit, generator.cq)
         assert request.result() == Status.SUCCESS
-        assert len(get_results(cq, 4)) == 1
+        assert len(get_results(generator.cq, 4)) == 1
 
 
 def test_g_2_7_solicited_looks_at_unfetched_solicited_entries_only(kit, pair):
     active, passive = pair
-    passive.receive(passive.region.sge(0, 8))
-    active.send(active.region.sge(0, 8))
+    message(pair)
     assert active.one().status == Status.SUCCESS
     request = notify(kit, passive.cq, NOTIFY_SOLICITED)
     assert stays_pending(request)
     passive.cq.CancelOverlappedRequests()
-    passive.receive(passive.region.sge(0, 8))
-    active.send(active.region.sge(0, 8), flags=Op.SOLICIT)
+    message(pair, Op.SOLICIT)
     assert active.one().status == Status.SUCCESS
     assert notify(kit, passive.cq, NOTIFY_SOLICITED).result() == Status.SUCCESS
 
 
-def test_g_2_8_the_sequence(kit, node):
-    cq = node.cq()
-    generator = CompletionGenerator(node, cq)
-    request = notify(kit, cq)
+def test_g_2_8_the_sequence(kit, generator):
+    request = notify(kit, generator.cq)
     for _ in range(3):
         assert request.pending()
         generator.add()
         assert request.result() == Status.SUCCESS
-        assert len(get_results(cq, 1)) == 1
-        assert get_results(cq, 1) == []
-        request = notify(kit, cq)
+        assert len(get_results(generator.cq, 1)) == 1
+        assert get_results(generator.cq, 1) == []
+        request = notify(kit, generator.cq)
         assert stays_pending(request, 0.05)
 
 

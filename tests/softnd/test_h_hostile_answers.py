@@ -48,6 +48,20 @@ class Peer(iwarp.Endpoint):
         return self.held[:count]
 
 
+def connect_to_peer(
+    side: Side, listener: socket.socket, reply: Startup = REPLY, kind: type[Peer] = Peer, limits=(16, 16)
+) -> Peer:
+    """Connect the side to a peer in Python, which listens and answers with `reply`."""
+    connecting = connect(side.kit, side.connector, side.qp, listener.getsockname()[:2], limits)
+    peer = kind(listener.accept()[0])
+    peer.await_start()
+    peer.answer(reply)
+    assert connecting.result() == Status.SUCCESS
+    assert side.kit.do(side.connector, "CompleteConnect") == Status.SUCCESS
+    peer.run_until(lambda: peer.rtr_taken)
+    return peer
+
+
 class Victim:
     """A program with one connection to the peer. Only the middle of its memory may change."""
 
@@ -57,13 +71,7 @@ class Victim:
         self.side = Side(node, 0xA)
         self.region = node.region(REGION, Mr.LOCAL_WRITE | Mr.READ_SINK)
         self.region.put(0, GUARD * REGION)
-        connecting = connect(kit, self.side.connector, self.side.qp, listener.getsockname()[:2])
-        self.peer = Peer(listener.accept()[0])
-        self.peer.await_start()
-        self.peer.answer(Startup(**{**vars(REPLY), "crc": crc}))
-        assert connecting.result() == Status.SUCCESS
-        assert kit.do(self.side.connector, "CompleteConnect") == Status.SUCCESS
-        self.peer.run_until(lambda: self.peer.rtr_taken)
+        self.peer = connect_to_peer(self.side, listener, Startup(**{**vars(REPLY), "crc": crc}))
         self.peer.holding = True
 
     def read(self) -> tuple[int, int, int, int, int]:
@@ -331,14 +339,8 @@ def test_h_4_reply_that_is_none_fails_connect_and_the_queue_pair_can_connect_els
     assert 1 <= replies.connections <= 2
     with socket.create_server(("127.0.0.1", 0)) as good:
         good.settimeout(10)
-        connector = side.node.connector()
-        connecting = connect(kit, connector, side.qp, good.getsockname()[:2])
-        with Peer(good.accept()[0]) as peer:
-            peer.await_start()
-            peer.answer(REPLY)
-            assert connecting.result() == Status.SUCCESS
-            assert kit.do(connector, "CompleteConnect") == Status.SUCCESS
-            peer.run_until(lambda: peer.rtr_taken)
+        side.connector = side.node.connector()
+        connect_to_peer(side, good).close()
 
 
 def test_h_4_random_replies_end_connect(listener):

@@ -16,7 +16,7 @@ import pytest
 import version2
 from consumer import Kit, Side, connect, establish, get_address, make_pair, wait_until
 from iwarp import Opcode, Startup
-from test_h_hostile_answers import REPLY, Peer
+from test_h_hostile_answers import REPLY, Peer, connect_to_peer
 from version2 import Kind, Status, kernel32
 
 START_UP_S = 1.0
@@ -138,13 +138,7 @@ def test_h_4_2_half_a_reply_is_a_timeout_and_no_reply_is_waited_for(kit, neighbo
             assert connecting.result() == Status.IO_TIMEOUT
             closed_by_the_other_end(peer.socket)
             # H.4.4: again with the same connector and queue pair.
-            again = connect(kit, side.connector, side.qp, listener.getsockname()[:2])
-            with Peer(listener.accept()[0]) as peer:
-                peer.await_start()
-                peer.answer(REPLY)
-                assert again.result() == Status.SUCCESS
-                assert kit.do(side.connector, "CompleteConnect") == Status.SUCCESS
-                peer.run_until(lambda peer=peer: peer.rtr_taken)
+            connect_to_peer(side, listener).close()
         assert time.monotonic() - began >= START_UP_S - 0.1
         side, connecting, peer = attempts[0]
         assert connecting.pending(), "H.1.2: its program may still decide"
@@ -155,13 +149,7 @@ def test_h_4_2_half_a_reply_is_a_timeout_and_no_reply_is_waited_for(kit, neighbo
 
 def test_h_8_8_the_last_release_waits_a_second_for_a_peer_that_reads_nothing(kit, held, listener):
     side = Side(kit.node(), 0xA)
-    connecting = connect(kit, side.connector, side.qp, listener.getsockname()[:2])
-    peer = held.enter_context(Peer(listener.accept()[0]))
-    peer.await_start()
-    peer.answer(REPLY)
-    assert connecting.result() == Status.SUCCESS
-    assert kit.do(side.connector, "CompleteConnect") == Status.SUCCESS
-    peer.run_until(lambda: peer.rtr_taken)
+    held.enter_context(connect_to_peer(side, listener))
     side.send(side.node.region(8 << 20).sge())
     began = time.monotonic()
     kit.close()
@@ -179,16 +167,7 @@ def test_h_8_7_a_peer_that_falls_silent_within_a_segment_holds_up_nothing(
 ):
     side = Side(kit.node(), 0xA)
     side.receive(side.region.sge(0, 64), context=7)
-    if role == "active":
-        connecting = connect(kit, side.connector, side.qp, listener.getsockname()[:2])
-        peer = Peer(listener.accept()[0])
-        peer.await_start()
-        peer.answer(REPLY)
-        assert connecting.result() == Status.SUCCESS
-        assert kit.do(side.connector, "CompleteConnect") == Status.SUCCESS
-        peer.run_until(lambda: peer.rtr_taken)
-    else:
-        peer = connected_to(kit, side)
+    peer = connect_to_peer(side, listener) if role == "active" else connected_to(kit, side)
     held.enter_context(peer)
     peer.socket.sendall(half_a_send(peer.crc))
     side.write(side.region.sge(0, 8), to=0x1000, token=0x1234, context=8)

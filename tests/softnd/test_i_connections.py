@@ -13,6 +13,7 @@ from consumer_version1 import (
     Side,
     accept,
     address_of,
+    complete,
     connect,
     connection_data,
     descriptor,
@@ -35,6 +36,17 @@ def arrive(kit, active, passive, **options):
     connecting = connect(active, to, **options)
     assert arrived.result() == Status.SUCCESS
     return listen, connecting
+
+
+def asked(kit, limits):
+    """Return (active side, passive node, its connector with the request, Connect under way)."""
+    active, passive = Side(Node(kit), limits=limits), Node(kit)
+    listen, to = passive.listen()
+    taker = passive.connector()
+    arrived = issue(kit, listen, "GetConnectionRequest", taker)
+    connecting = connect(active, to)
+    assert arrived.result() == Status.SUCCESS
+    return active, passive, taker, connecting
 
 
 def two(kit, **side):
@@ -85,10 +97,7 @@ def test_i_6_1_an_endpoint_goes_with_the_connector_that_made_it_only(kit):
     stranger = kit.own(endpoint(passive.node.connector(), passive.cq, passive.cq))
     for wrong in (stranger.pointer, NULL, passive.cq.pointer):
         assert issue(kit, passive.connector, "Accept", wrong, NULL, 0).returned == Status.INVALID_PARAMETER_1
-    accepting = accept(passive)
-    assert connecting.result() == Status.SUCCESS
-    assert do(kit, active.connector, "CompleteConnect") == Status.SUCCESS
-    assert accepting.result() == Status.SUCCESS
+    complete(active, connecting, accept(passive))
 
 
 def test_i_6_1_an_endpoint_outlives_its_connector(kit):
@@ -102,19 +111,14 @@ def test_i_6_1_an_endpoint_outlives_its_connector(kit):
 
 
 def test_i_6_1_the_endpoints_read_limits_are_negotiated(kit):
-    active, passive = Side(Node(kit), limits=(4, 7)), Node(kit)
-    listen, to = passive.listen()
-    taker, cq = passive.connector(), passive.cq()
-    arrived = issue(kit, listen, "GetConnectionRequest", taker)
-    connecting = connect(active, to)
-    assert arrived.result() == Status.SUCCESS
+    active, passive, taker, connecting = asked(kit, (4, 7))
+    cq = passive.cq()
     assert connection_data(taker)[:2] == (7, 4), "H.7.5: as the caller sees them"
     made = kit.own(endpoint(taker, cq, cq, limits=(5, 3)))
     accepting = issue(kit, taker, "Accept", made, NULL, 0)
     assert connecting.result() == Status.SUCCESS
     assert connection_data(active.connector)[:2] == (3, 5)
-    assert do(kit, active.connector, "CompleteConnect") == Status.SUCCESS
-    assert accepting.result() == Status.SUCCESS
+    complete(active, connecting, accepting)
 
 
 def test_i_6_1_no_reads_with_a_limit_of_0(kit):
@@ -278,8 +282,7 @@ def test_i_6_4_private_data_come_with_accept_and_with_reject(kit):
     accepting = accept(passive, b"y" * limit)
     assert connecting.result() == Status.SUCCESS
     assert connection_data(active.connector)[2] == b"y" * limit
-    assert do(kit, active.connector, "CompleteConnect") == Status.SUCCESS
-    assert accepting.result() == Status.SUCCESS
+    complete(active, connecting, accepting)
     assert passive.connector.Reject(NULL, 0) == Status.CONNECTION_INVALID
 
 
@@ -293,12 +296,8 @@ def test_i_6_4_the_active_side_rejects_what_it_was_offered(kit):
 
 
 def test_i_6_5_the_accepting_endpoint_is_made_after_the_request_was_seen(kit):
-    active, passive = Side(Node(kit), limits=(9, 9)), Node(kit)
-    listen, to = passive.listen()
-    taker, cq = passive.connector(), passive.cq()
-    arrived = issue(kit, listen, "GetConnectionRequest", taker)
-    connecting = connect(active, to)
-    assert arrived.result() == Status.SUCCESS
+    active, passive, taker, connecting = asked(kit, (9, 9))
+    cq = passive.cq()
     inbound, outbound, _ = connection_data(taker)
     made = kit.own(endpoint(taker, cq, cq, limits=(min(inbound, 2), min(outbound, 2))))
     result = passive.result()
@@ -306,8 +305,7 @@ def test_i_6_5_the_accepting_endpoint_is_made_after_the_request_was_seen(kit):
     accepting = issue(kit, taker, "Accept", made, NULL, 0)
     assert connecting.result() == Status.SUCCESS
     assert connection_data(active.connector)[:2] == (2, 2)
-    assert do(kit, active.connector, "CompleteConnect") == Status.SUCCESS
-    assert accepting.result() == Status.SUCCESS
+    complete(active, connecting, accepting)
     active.expect(active.send())
 
 

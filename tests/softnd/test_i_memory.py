@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 
 import pytest
@@ -18,6 +17,7 @@ from consumer_version1 import (
     Side,
     accept,
     address_of,
+    complete,
     connect,
     descriptor,
     do,
@@ -27,6 +27,7 @@ from consumer_version1 import (
     make_pair,
     result_of,
 )
+from kit.threads import in_threads
 from peer import Peer
 from version2 import NULL, Op, Status, ffi, kernel32
 
@@ -176,8 +177,7 @@ def test_i_2_4_memory_is_registered_while_connecting(kit):
     assert connecting.result() == Status.SUCCESS
     source = active.node.register(100)
     received = passive.receive(target.sge())
-    assert do(kit, active.connector, "CompleteConnect") == Status.SUCCESS
-    assert accepting.result() == Status.SUCCESS
+    complete(active, connecting, accepting)
     source.put(0, bytes(range(100)))
     active.expect(active.send(source.sge()))
     passive.expect(received)
@@ -278,29 +278,21 @@ def test_i_2_8_a_handle_that_is_guessed_before_it_is_given(monkeypatch, kit):
 def test_i_2_8_threads_register_and_deregister(kit):
     node = Node(kit)
     buffer = ffi.new("char[65536]")
-    failed = []
 
-    def work(start):
+    def work(number):
         own = Kit()
         try:
             for i in range(share(5_000, 300)):
                 handle = ffi.new("uintptr_t *")
-                arguments = (pointer(address_of(buffer) + start + i % 100), 512)
+                arguments = (pointer(address_of(buffer) + 1000 * number + i % 100), 512)
                 request = issue(own, node.adapter, "RegisterMemory", *arguments, last=(handle,))
                 assert request.result() == Status.SUCCESS
                 again = [issue(own, node.adapter, "DeregisterMemory", handle[0]).result() for _ in range(2)]
                 assert again == [Status.SUCCESS, Status.INVALID_HANDLE]
-        except BaseException as error:
-            failed.append(error)
         finally:
             own.close()
 
-    threads = [threading.Thread(target=work, args=(1000 * i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(600)
-    assert not failed
+    in_threads(4, work, 600)
 
 
 def test_i_2_8_a_registration_with_windows_is_busy(kit):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 
 import consumer
@@ -32,6 +31,7 @@ from consumer_version1 import (
     sgl,
 )
 from iwarp import Rights, Startup
+from kit.threads import Elsewhere, beside
 from version2 import NOTIFY_ANY, NOTIFY_ERRORS, NOTIFY_SOLICITED, NULL, Kind, Op, Status, ffi
 
 REPLY = Startup(reply=True, ird=16, ord=16, peer_to_peer=True, rtr=iwarp.Rtr.READ)
@@ -393,12 +393,9 @@ def test_i_4_5_a_request_outside_of_a_batch_goes_at_once(kit):
     received = [passive.receive() for _ in range(2)]
     time.sleep(0.4)  # the start-up has nothing left to do
     active.endpoint.StartRequestBatch()
-    posted = []
-    other = threading.Thread(target=lambda: posted.append(active.send()))
-    other.start()
-    other.join(30)
+    posted = Elsewhere(active.send).start().result()
     done = active.one(10)  # although this thread's batch is open
-    assert done[:2] == (address_of(posted[0]), Status.SUCCESS)
+    assert done[:2] == (address_of(posted), Status.SUCCESS)
     passive.expect(received[0])
     mine = active.send()
     time.sleep(0.1)
@@ -413,30 +410,20 @@ def test_i_4_5_batches_of_several_threads_may_interleave(kit):
     rounds, threads = 12, 4
     for _ in range(2 * rounds * threads + rounds):
         passive.receive(passive.region.sge(0, 8))
-    failed = []
 
     def batches():
-        try:
-            for _ in range(rounds):
-                active.endpoint.StartRequestBatch()
-                active.send(active.region.sge(0, 8), flags=Op.SILENT_SUCCESS)
-                active.send(active.region.sge(0, 8), flags=Op.SILENT_SUCCESS)
-                active.endpoint.SubmitRequestBatch()
-        except BaseException as error:
-            failed.append(error)
+        for _ in range(rounds):
+            active.endpoint.StartRequestBatch()
+            active.send(active.region.sge(0, 8), flags=Op.SILENT_SUCCESS)
+            active.send(active.region.sge(0, 8), flags=Op.SILENT_SUCCESS)
+            active.endpoint.SubmitRequestBatch()
 
-    running = [threading.Thread(target=batches) for _ in range(threads)]
-    for thread in running:
-        thread.start()
-    active.endpoint.StartRequestBatch()
-    alone = threading.Thread(target=lambda: [active.send(active.region.sge(0, 8)) for _ in range(rounds)])
-    alone.start()
-    alone.join(30)
-    active.take(rounds)
-    active.endpoint.SubmitRequestBatch()
-    for thread in running:
-        thread.join(30)
-    assert not failed
+    with beside(*threads * [batches]):
+        active.endpoint.StartRequestBatch()
+        with beside(lambda: [active.send(active.region.sge(0, 8)) for _ in range(rounds)]):
+            pass
+        active.take(rounds)
+        active.endpoint.SubmitRequestBatch()
     assert len(passive.take(2 * rounds * threads + rounds)) == 2 * rounds * threads + rounds
 
 

@@ -330,8 +330,17 @@ def run_cycles(cycle):
     assert grown < max(4 << 20, CYCLES * 200), f"{grown} bytes more after {CYCLES} cycles"
 
 
+def assert_leaves_no_handles(life, count):
+    for i in range(12):
+        life(i)
+    handles = open_handles()
+    for i in range(count):
+        life(i)
+    wait_until(lambda: open_handles() <= handles + 10, "handles are where they were")
+
+
 def test_the_whole_life_over_and_over(kit):
-    def life():
+    def life(_):
         own = Kit()
         active, passive = make_pair(own)
         window = passive.bound_window(0, 4096)
@@ -341,16 +350,11 @@ def test_the_whole_life_over_and_over(kit):
         assert [d.status for d in active.take(2)] == [Status.SUCCESS] * 2
         own.close()
 
-    for _ in range(10):
-        life()
-    handles = open_handles()
-    for _ in range(share(1000, 50)):
-        life()
-    wait_until(lambda: open_handles() <= handles + 10, "handles are where they were")
+    assert_leaves_no_handles(life, share(1000, 50))
 
 
 def test_i_the_whole_life_of_version_1_over_and_over():
-    def life():
+    def life(_):
         own = Kit()
         active, passive = consumer_version1.make_pair(own)
         _, invalidated, remote = passive.bound_window(0, 4096)
@@ -361,12 +365,7 @@ def test_i_the_whole_life_of_version_1_over_and_over():
         passive.expect(received)
         own.close()
 
-    for _ in range(10):
-        life()
-    handles = open_handles()
-    for _ in range(share(1000, 50)):
-        life()
-    wait_until(lambda: open_handles() <= handles + 10, "handles are where they were")
+    assert_leaves_no_handles(life, share(1000, 50))
 
 
 def test_abandoned_connects_leave_nothing(kit):
@@ -386,11 +385,6 @@ def test_abandoned_connects_leave_nothing(kit):
             assert request.result() == Status.SUCCESS
         own.close()
 
-    for i in range(12):
-        abandon(i)
-    handles = open_handles()
-    for i in range(share(2000, 80)):
-        abandon(i)
-    wait_until(lambda: open_handles() <= handles + 10, "handles are where they were")
+    assert_leaves_no_handles(abandon, share(2000, 80))
     active, passive = Side(kit.node(), 1), Side(kit.node(), 2)
     establish(active, passive)

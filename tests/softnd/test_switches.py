@@ -26,6 +26,7 @@ from consumer import (
     sges,
     wait_until,
 )
+from kit.threads import Elsewhere
 from peer import Peer
 from version2 import NOTIFY_ANY, Kind, Mr, Status, ffi, kernel32
 
@@ -189,23 +190,22 @@ def test_every_queue_hears_of_the_removal_while_others_are_closed(monkeypatch, k
     queues = [node.cq(depth=4) for _ in range(200)]
     requests = [kit.issue(queue, "Notify", NOTIFY_ANY) for queue in queues]
     started = threading.Event()
-    closed = 0
 
     def close_those_that_heard():
-        nonlocal closed
+        closed = 0
         started.set()
         for queue, request in zip(reversed(queues), reversed(requests), strict=True):
             if not request.ends(DEADLINE_S):
                 break
             queue.release()
             closed += 1
+        return closed
 
-    closer = threading.Thread(target=close_those_that_heard)
-    closer.start()
+    closer = Elsewhere(close_those_that_heard).start()
     started.wait(DEADLINE_S)
     codes = [side.try_receive() for _ in range(2)]
     assert codes == [Status.SUCCESS, Status.DEVICE_REMOVED]
-    closer.join()
+    closed = closer.result(2 * DEADLINE_S)
     unheard = [number for number, request in enumerate(requests) if not request.ends(0)]
     assert unheard == [], "some queues never hear that the adapter is gone"
     assert closed == len(queues)
@@ -228,10 +228,9 @@ def test_d_3_6_a_read_sink_can_be_insisted_on(monkeypatch, kit, strict):
     sink = active.node.region(64, Mr.REMOTE_WRITE)
     good = active.node.region(64, Mr.LOCAL_WRITE | Mr.READ_SINK)
     remote = passive.region
-    active.read(good.sge(), at=remote.address, token=remote.remote)
-    assert active.one().status == Status.SUCCESS
-    active.read(sink.sge(), at=remote.address, token=remote.remote)
-    assert active.one().status == (Status.ACCESS_VIOLATION if strict else Status.SUCCESS)
+    active.transfer(Kind.READ, good.sge(), remote.address, remote.remote)
+    status = Status.ACCESS_VIOLATION if strict else Status.SUCCESS
+    active.transfer(Kind.READ, sink.sge(), remote.address, remote.remote, status)
 
 
 @pytest.mark.parametrize("sides", ["both", "active", "passive"])
@@ -246,8 +245,7 @@ def test_crc_required(monkeypatch, kit, sides):
     active, passive = Side(nodes[0], 1, size=1 << 20), Side(nodes[1], 2, size=1 << 20)
     establish(active, passive)
     active.region.put(0, bytes(range(256)) * 4096)
-    active.write(active.region.sge(), to=passive.region.address, token=passive.region.remote)
-    assert active.one().status == Status.SUCCESS
+    active.transfer(Kind.WRITE, active.region.sge(), passive.region.address, passive.region.remote)
     assert passive.region.get() == active.region.get()
 
 
