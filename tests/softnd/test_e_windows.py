@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from consumer import Side, establish, make_pair, no_completion, pointer
+from consumer import Side, ended, establish, make_pair, no_completion, pointer
 from version2 import NULL, Kind, Mr, Op, Status, raw
-
-
-def ended(side):
-    """Whether the connection of this side has ended: a Receive posted now is canceled."""
-    side.receive(context=0xE0)
-    done = side.one()
-    return (done.kind, done.status, done.context) == (Kind.RECEIVE, Status.CANCELED, 0xE0)
 
 
 def attempt(active, kind, address, token, size=16, data=b"attempted write!"):
     """Return the status of one Read or Write by the peer."""
     if kind == Kind.WRITE:
         active.region.put(0, (data * (size // len(data) + 1))[:size])
-        assert active.write(active.region.sge(0, size), to=address, token=token) == Status.SUCCESS
-    else:
-        assert active.read(active.region.sge(0, size), at=address, token=token) == Status.SUCCESS
+    post, where = (active.read, "at") if kind == Kind.READ else (active.write, "to")
+    post(active.region.sge(0, size), **{where: address}, token=token)
     done = active.one()
     assert done.kind == kind
     return done.status
@@ -126,25 +118,6 @@ def test_e_2_2_allow_write_needs_local_write(pair, flags):
     assert passive.bind(region, window, region.address, 64, Op.ALLOW_READ) == Status.SUCCESS
 
 
-def test_e_2_3_the_region_needs_no_remote_rights(pair):
-    active, passive = pair
-    region = passive.node.region(4096, Mr.LOCAL_WRITE)
-    window = passive.bound_window(0, 64, region=region)
-    token = window.GetRemoteToken()
-    assert attempt(active, Kind.WRITE, region.address, token) == Status.SUCCESS
-    assert region.get(0, 16) == b"attempted write!"
-    assert attempt(active, Kind.READ, region.address, token) == Status.SUCCESS
-
-
-def test_e_2_3_a_region_with_flags_0_carries_allow_read_windows(pair):
-    active, passive = pair
-    region = passive.node.region(64, Mr.LOCAL_READ)
-    region.put(0, b"readable window.")
-    window = passive.bound_window(0, 64, Op.ALLOW_READ, region)
-    assert attempt(active, Kind.READ, region.address, window.GetRemoteToken()) == Status.SUCCESS
-    assert active.region.get(0, 16) == b"readable window."
-
-
 @pytest.mark.parametrize("offset_size", [(-1, 64), (0, 4097), (4096, 1), (4000, 97), (-4096, 4096), (1 << 50, 1)])
 def test_e_2_4_the_range_must_lie_inside_the_region(pair, offset_size):
     _active, passive = pair
@@ -206,16 +179,6 @@ def test_e_2_6_bind_may_be_silent_and_fenced(pair):
     assert attempt(active, Kind.WRITE, passive.region.address, window.GetRemoteToken()) == Status.ACCESS_VIOLATION
 
 
-def test_e_2_7_a_bound_window_is_not_bound_again(pair):
-    active, passive = pair
-    window = passive.bound_window(0, 64)
-    passive.bind(passive.region, window, passive.region.address + 4096, 64, context=8)
-    done = passive.one()
-    assert (done.kind, done.status, done.context) == (Kind.BIND, Status.INVALID_DEVICE_REQUEST, 8)
-    assert ended(passive)
-    assert ended(active)
-
-
 def test_e_2_8_and_e_2_9_bind_and_send_of_the_token_back_to_back(pair):
     active, passive = pair
     for i in range(50):
@@ -265,24 +228,10 @@ def test_e_3_2_overlapping_windows_are_judged_alone(pair):
     where = passive.region.address
     assert attempt(active, Kind.WRITE, where + 100, wide.GetRemoteToken()) == Status.SUCCESS
     assert attempt(active, Kind.READ, where + 100, narrow.GetRemoteToken()) == Status.SUCCESS
-    passive.invalidate(wide)
-    assert passive.one().status == Status.SUCCESS
+    passive.invalidated(wide)
     assert attempt(active, Kind.READ, where + 130, narrow.GetRemoteToken()) == Status.SUCCESS
     assert attempt(active, Kind.WRITE, where + 130, both.GetRemoteToken()) == Status.SUCCESS
     assert attempt(active, Kind.WRITE, where + 100, narrow.GetRemoteToken()) == Status.ACCESS_VIOLATION
-
-
-def test_e_3_3_access_through_another_queue_pair_is_a_violation(kit, pair):
-    active, passive = pair
-    other, beside = Side(kit.node(), 3), Side(passive.node, 4)
-    establish(other, beside)
-    window = passive.bound_window(0, 4096)
-    token = window.GetRemoteToken()
-    assert attempt(other, Kind.WRITE, passive.region.address, token) == Status.ACCESS_VIOLATION
-    assert passive.region.get(0, 16) == bytes(16)
-    assert ended(beside)
-    # E.5.4: the connection that the window belongs to continues.
-    assert attempt(active, Kind.WRITE, passive.region.address, token) == Status.SUCCESS
 
 
 @pytest.mark.parametrize("kind", [Kind.READ, Kind.WRITE])
@@ -315,8 +264,7 @@ def test_e_4_2_after_invalidate_the_token_gives_no_access(pair, kind):
     active, passive = pair
     window = passive.bound_window(0, 4096)
     token = window.GetRemoteToken()
-    passive.invalidate(window)
-    assert passive.one().status == Status.SUCCESS
+    passive.invalidated(window)
     before = passive.region.get()
     assert attempt(active, kind, passive.region.address, token) == Status.ACCESS_VIOLATION
     assert passive.region.get() == before
@@ -325,29 +273,9 @@ def test_e_4_2_after_invalidate_the_token_gives_no_access(pair, kind):
 def test_e_4_2_the_windows_value_after_invalidate_gives_no_access(pair):
     active, passive = pair
     window = passive.bound_window(0, 4096)
-    passive.invalidate(window)
-    assert passive.one().status == Status.SUCCESS
+    passive.invalidated(window)
     code = attempt(active, Kind.WRITE, passive.region.address, window.GetRemoteToken())
     assert code == Status.ACCESS_VIOLATION
-
-
-def test_e_4_3_a_token_of_an_earlier_binding_is_refused(pair):
-    active, passive = pair
-    window = passive.bound_window(0, 4096)
-    old = window.GetRemoteToken()
-    passive.invalidate(window)
-    passive.bind(passive.region, window, passive.region.address, 4096)
-    assert [d.status for d in passive.take(2)] == [Status.SUCCESS] * 2
-    assert window.GetRemoteToken() != old
-    assert attempt(active, Kind.WRITE, passive.region.address, old) == Status.ACCESS_VIOLATION
-
-
-def test_e_4_4_a_window_as_large_as_the_region(pair):
-    active, passive = pair
-    region = passive.node.region(4 << 20)
-    window = passive.bound_window(region=region)
-    last = region.address + region.size - 16
-    assert attempt(active, Kind.WRITE, last, window.GetRemoteToken()) == Status.SUCCESS
 
 
 @pytest.mark.parametrize("kind", [Kind.READ, Kind.WRITE])
@@ -405,33 +333,12 @@ def test_e_6_2_invalidating_an_unbound_window_ends_the_connection(pair):
     assert ended(active)
 
 
-def test_e_6_3_invalidating_through_another_queue_pair_is_refused(kit, pair):
-    active, passive = pair
-    other, beside = Side(kit.node(), 3), Side(passive.node, 4)
-    establish(other, beside)
-    window = passive.bound_window(0, 64)
-    beside.invalidate(window, context=6)
-    assert beside.one()[:3] == (Kind.INVALIDATE, Status.INVALID_DEVICE_REQUEST, 6)
-    assert attempt(active, Kind.WRITE, passive.region.address, window.GetRemoteToken()) == Status.SUCCESS
-
-
-def test_e_6_4_using_an_invalidated_window_is_fatal_to_the_peer(pair):
-    active, passive = pair
-    window = passive.bound_window(0, 64)
-    token = window.GetRemoteToken()
-    passive.invalidate(window)
-    assert passive.one().status == Status.SUCCESS
-    assert attempt(active, Kind.WRITE, passive.region.address, token) == Status.ACCESS_VIOLATION
-    assert ended(active)
-
-
 def test_e_6_6_after_invalidate_the_window_binds_through_another_queue_pair(kit, pair):
     active, passive = pair
     other, beside = Side(kit.node(), 3), Side(passive.node, 4)
     establish(other, beside)
     window = passive.bound_window(0, 64)
-    passive.invalidate(window)
-    assert passive.one().status == Status.SUCCESS
+    passive.invalidated(window)
     beside.bind(passive.region, window, passive.region.address, 64)
     assert beside.one().status == Status.SUCCESS
     assert attempt(other, Kind.WRITE, passive.region.address, window.GetRemoteToken()) == Status.SUCCESS

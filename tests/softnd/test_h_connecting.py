@@ -425,15 +425,6 @@ def test_h_4_6_h_5_6_read_limits_above_the_adapters_are_lowered(kit):
     attempt.complete()
 
 
-@pytest.mark.parametrize("what", ["connector", "queue pair"])
-def test_h_4_8_h_6_2_releasing_while_offered_refuses_the_accept(kit, what):
-    attempt = ConnectionAttempt(kit)
-    attempt.offer()
-    assert attempt.accepting.pending()
-    (attempt.active.connector if what == "connector" else attempt.active.qp).release()
-    assert attempt.accepting.result() == Status.CONNECTION_REFUSED
-
-
 @pytest.mark.parametrize("how", ["cancel", "release"])
 def test_h_4_9_h_5_4_abandoned_before_accept_is_aborted(kit, how):
     attempt = ConnectionAttempt(kit)
