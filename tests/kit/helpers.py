@@ -65,6 +65,11 @@ _CLOSING_ORDER = (
 )
 
 
+def interrupted(*_: Any, **__: Any) -> Any:
+    """In the place of a call in which Ctrl-C comes."""
+    raise KeyboardInterrupt
+
+
 class Replacing:
     """An object or a module, with others in place of some of its attributes."""
 

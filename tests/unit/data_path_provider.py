@@ -110,6 +110,13 @@ class Provider:
         self.library.complete(self.sent.id, opcode, status, nbytes, flags, key)
         return int(self.sent.id)
 
+    def carry_out(
+        self, qp: Any, operation: int, length: int, *, context: int = CONTEXT, flags: int = 0, **end: int
+    ) -> None:
+        """Post a request, and complete it with this status, or these bytes."""
+        assert post(qp, operation, length, flags=flags, context=context) == 0
+        self.complete(WC_RECV if operation == lib.NDPY_RECEIVE else WC_SEND, **end)
+
     def poll(self, count: int = 64) -> list[Any]:
         out = ffi.new("struct ndpy_completion[]", max(count, 1))
         # Fill the memory first, as a program's memory has old contents.

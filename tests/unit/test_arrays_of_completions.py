@@ -16,6 +16,7 @@ from data_path_provider import (
     WC_WITH_INV,
     Provider,
 )
+from kit.helpers import interrupted
 from posting_ends import Queue, Queues, Region, in_flight, receives
 
 from ndpy import Batch, CompletionArray, Flags, Status
@@ -191,10 +192,7 @@ def test_completions_after_an_exception_come_with_the_next_poll(provider, queues
         queues.send(Region()[:4], context=context)
         provider.complete(WC_SEND, PROTECTION if context == 1 else 0)
 
-    def interrupt(entry, failed):
-        raise KeyboardInterrupt
-
-    cq._collect_one = interrupt
+    cq._collect_one = interrupted
     with pytest.raises(KeyboardInterrupt):
         cq.poll_into(completions)
     assert len(completions) == 0

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 from kit.deadlines import DEADLINE_S
+from kit.helpers import interrupted
 
 import ndpy
 from ndpy.tools import doctor
@@ -181,10 +182,6 @@ def test_what_standard_output_cannot_encode_is_escaped(monkeypatch):
 # ---- Ctrl-C ----
 
 
-def interrupt(*words, **named):
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize(
     ("words", "place"),
     [
@@ -203,7 +200,7 @@ def interrupt(*words, **named):
 )
 def test_ctrl_c_ends_every_command_with_130(monkeypatch, words, place):
     monkeypatch.setattr("ndpy.list_adapters", lambda **_: [adapter_info()])
-    monkeypatch.setattr(place, interrupt)
+    monkeypatch.setattr(place, interrupted)
     result = invoke(*words.split())
     assert result.exit_code == 130
     assert "interrupted" in result.stderr and "Aborted" not in result.stderr

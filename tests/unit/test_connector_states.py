@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import pytest
 from kit import linux_only as linux_only
+from kit.helpers import interrupted
 
 import ndpy
 from ndpy.objects.connection import Connector
@@ -303,9 +304,6 @@ def test_a_close_that_is_interrupted_ends_what_waits_and_can_be_repeated(scene, 
     one = scene("established")
     waiting = one.connector.begin_wait_disconnected()
 
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
         patch.setattr(one.connector, "_native_end_requests", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -341,9 +339,6 @@ def test_a_connect_that_did_not_return_is_taken_back(scene, monkeypatch, error, 
 def test_ctrl_c_in_a_callback_while_close_ends_the_calls_keeps_none_waiting(scene):
     one = scene("established")
     waiting = [one.connector.begin_wait_disconnected() for _ in range(3)]
-
-    def interrupted(_: Any) -> None:
-        raise KeyboardInterrupt
 
     waiting[0].add_done_callback(interrupted)
     with pytest.raises(KeyboardInterrupt):

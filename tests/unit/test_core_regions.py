@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from kit.deadlines import DEADLINE_S
-from kit.helpers import is_free
+from kit.helpers import interrupted, is_free
 from kit.walking import Elsewhere
 
 import ndpy
@@ -385,9 +385,6 @@ def test_the_end_of_a_region_wakes_the_adapter_if_an_orphan_may_wait_for_it(adap
 
 
 def test_what_waking_the_adapter_raises_comes_out_of_close(adapter, monkeypatch):
-    def interrupted(self: Adapter) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(Adapter, "_wake", interrupted)
     region = adapter.register(bytearray(8))
     adapter._orphans.may_have_some = True

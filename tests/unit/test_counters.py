@@ -9,6 +9,7 @@ import time
 import pytest
 from click.testing import CliRunner
 from kit import linux_only as linux_only
+from kit.helpers import interrupted
 from test_cli import make_info
 
 from ndpy.platforms.verbs.counters import read_counters
@@ -172,9 +173,6 @@ def test_watching_as_json_has_a_line_for_each_time(sysfs, fake0):
 
 
 def test_ctrl_c_ends_watching_without_a_message(sysfs, fake0, monkeypatch):
-    def interrupted(seconds):
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(time, "sleep", interrupted)
     result = invoke("--watch", "1")
     assert (result.exit_code, result.output) == (0, "")

@@ -29,12 +29,9 @@ from ndpy.platforms.verbs.native_calls import ffi, lib
 
 def test_a_receive_has_the_bytes_that_came_and_a_failure_has_none(provider):
     qp = provider.queue_pair()
-    assert post(qp, lib.NDPY_RECEIVE, 500, context=1) == 0
-    provider.complete(WC_RECV, nbytes=123)
-    assert post(qp, lib.NDPY_RECEIVE, 500, context=2) == 0
-    provider.complete(WC_RECV, lib.IBV_WC_WR_FLUSH_ERR, nbytes=123)
-    assert post(qp, lib.NDPY_SEND, 40, context=3) == 0
-    provider.complete(WC_SEND, lib.IBV_WC_RETRY_EXC_ERR)
+    provider.carry_out(qp, lib.NDPY_RECEIVE, 500, context=1, nbytes=123)
+    provider.carry_out(qp, lib.NDPY_RECEIVE, 500, context=2, status=lib.IBV_WC_WR_FLUSH_ERR, nbytes=123)
+    provider.carry_out(qp, lib.NDPY_SEND, 40, context=3, status=lib.IBV_WC_RETRY_EXC_ERR)
     came, flushed, failed = provider.poll()
     assert (came.nbytes, came.status, came.vendor_status, came.native_status) == (123, lib.NDPY_SUCCESS, 0, 0)
     assert (flushed.nbytes, flushed.status, flushed.vendor_status) == (0, lib.NDPY_CANCELED, 88)
@@ -90,8 +87,7 @@ def test_each_native_status_has_its_own_for_the_operation(provider, native, oper
 )
 def test_a_receive_into_memory_that_may_not_be_written_fails_for_that(provider, native, status):
     qp = provider.queue_pair()
-    assert post(qp, lib.NDPY_RECEIVE, 1, flags=lib.NDPY_UNWRITABLE) == 0
-    provider.complete(WC_RECV, getattr(lib, f"IBV_WC_{native}"))
+    provider.carry_out(qp, lib.NDPY_RECEIVE, 1, flags=lib.NDPY_UNWRITABLE, status=getattr(lib, f"IBV_WC_{native}"))
     assert [each.status for each in provider.poll()] == [getattr(lib, f"NDPY_{status}")]
 
 
@@ -135,14 +131,12 @@ def test_a_completion_of_a_request_that_was_refused_is_internal_and_retires_noth
 def test_whether_the_first_requests_have_ended_and_how(provider):
     qp = provider.queue_pair()
     for _ in range(3):
-        assert post(qp, lib.NDPY_SEND, 1) == 0
-        provider.complete()
+        provider.carry_out(qp, lib.NDPY_SEND, 1)
     assert lib.ndpy_queue_pair_posted(qp) == 3
     assert [lib.ndpy_queue_pair_ended(qp, count) for count in (0, 1, 3)] == [1, 0, 0]
     provider.poll(2)
     assert [lib.ndpy_queue_pair_ended(qp, count) for count in (1, 2, 3)] == [1, 1, 0]
-    assert post(qp, lib.NDPY_SEND, 1) == 0
-    provider.complete(status=lib.IBV_WC_RETRY_EXC_ERR)
+    provider.carry_out(qp, lib.NDPY_SEND, 1, status=lib.IBV_WC_RETRY_EXC_ERR)
     provider.poll()
     assert [lib.ndpy_queue_pair_ended(qp, count) for count in (3, 4, 5)] == [-1, -1, 0]
 
@@ -151,8 +145,7 @@ def flood(provider: Provider, count: int) -> Any:
     """This many requests that have ended. The context of each is its number."""
     qp = provider.queue_pair(depth=count)
     for number in range(count):
-        assert post(qp, lib.NDPY_SEND, 1, context=number) == 0
-        provider.complete()
+        provider.carry_out(qp, lib.NDPY_SEND, 1, context=number)
     return qp
 
 
@@ -245,8 +238,7 @@ def test_all_that_the_provider_has_is_stored_and_comes_first_and_once(provider, 
     assert lib.ndpy_undelivered(provider.cq) == count
     assert lib.ndpy_drain(provider.cq) == 0
     qp = provider.queue_pair(number=6)
-    assert post(qp, lib.NDPY_SEND, 1, context=count) == 0
-    provider.complete()
+    provider.carry_out(qp, lib.NDPY_SEND, 1, context=count)
     assert [each.context for each in provider.poll(count - 1)] == [*range(count - 1)]
     assert lib.ndpy_undelivered(provider.cq) == 1
     assert [each.context for each in provider.poll()] == [count - 1, count]
@@ -259,8 +251,7 @@ def test_what_is_stored_stays_in_order_while_more_comes(provider):
     taken, posted = [], 0
     for step in range(60):
         for _ in range(step % 7):
-            assert post(qp, lib.NDPY_SEND, 1, context=posted) == 0
-            provider.complete()
+            provider.carry_out(qp, lib.NDPY_SEND, 1, context=posted)
             posted += 1
         assert lib.ndpy_drain(provider.cq) == step % 7
         taken += [each.context for each in provider.poll(step % 5)]
@@ -274,8 +265,7 @@ def hide_some(provider: Provider) -> Any:
     """Store four completions: two internal ones, one for the program, and an internal one."""
     qp = provider.queue_pair(depth=2)
     for context, internal in enumerate((True, True, False, True)):
-        assert post(qp, lib.NDPY_SEND, 1, flags=lib.NDPY_SILENT_SUCCESS if internal else 0, context=context) == 0
-        provider.complete()
+        provider.carry_out(qp, lib.NDPY_SEND, 1, flags=lib.NDPY_SILENT_SUCCESS if internal else 0, context=context)
         assert lib.ndpy_drain(provider.cq) == int(not internal)
     return qp
 
@@ -320,8 +310,7 @@ def test_stored_completions_are_counted_by_their_queue_pair(provider):
 def test_what_is_left_of_a_queue_pair_is_cancelled_in_order(provider, ended_before):
     qp = provider.queue_pair()
     for _ in range(ended_before):
-        assert post(qp, lib.NDPY_SEND, 1) == 0
-        provider.complete()
+        provider.carry_out(qp, lib.NDPY_SEND, 1)
     assert len(provider.poll()) == ended_before
     assert post(qp, lib.NDPY_SEND, 1, context=1) == 0
     silent(qp, 1)

@@ -236,8 +236,7 @@ def test_each_direction_takes_as_many_requests_as_it_was_made_for(provider, dept
 def test_a_place_is_free_again_once_its_completion_was_taken(provider):
     qp = provider.queue_pair(depth=2)
     for number in range(50):
-        assert post(qp, lib.NDPY_SEND, 1, context=number) == 0
-        provider.complete()
+        provider.carry_out(qp, lib.NDPY_SEND, 1, context=number)
         if number % 2:
             assert post(qp, lib.NDPY_SEND, 1) == lib.NDPY_QUEUE_FULL
             assert [completion.context for completion in provider.poll()] == [number - 1, number]
@@ -346,8 +345,7 @@ def test_of_silent_requests_one_in_half_a_ring_is_signaled_and_internal(provider
 def test_a_signaled_request_begins_a_new_run_and_retires_the_silent_ones_before_it(provider):
     qp = provider.queue_pair()
     silent(qp, 3)
-    assert post(qp, lib.NDPY_SEND, 1) == 0
-    provider.complete()
+    provider.carry_out(qp, lib.NDPY_SEND, 1)
     (completion,) = provider.poll()
     assert (completion.retired, completion.flags) == (4, 0)
     silent(qp, 3)

@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 from data_path_provider import FLUSHED, INLINE_SIZE, WC_GRH, WC_RECV, WC_SEND, WR_SEND, WR_SEND_WITH_IMM
+from kit.helpers import interrupted
 from posting_ends import Queue, Queues, Region, in_flight
 
 import ndpy
@@ -137,9 +138,6 @@ def test_ctrl_c_in_the_middle_loses_no_datagram(provider, queues, cq, monkeypatc
     arrive(provider, 4)
     # Its completions go through Python, one by one.
     queues._posted_requests.watched = True
-
-    def interrupted(self, entry, failed):
-        raise KeyboardInterrupt
 
     monkeypatch.setattr(Queue, "_collect_one", interrupted)
     with pytest.raises(KeyboardInterrupt):

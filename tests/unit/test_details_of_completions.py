@@ -10,6 +10,7 @@ import pytest
 from fake_verbs import connected
 from kit import linux_only as linux_only
 from kit.deadlines import DEADLINE_S
+from kit.helpers import interrupted
 
 import ndpy
 from ndpy import Capability, CompletionDetails
@@ -266,9 +267,6 @@ def test_a_failing_poll_says_so_and_the_next_one_works(fake, queue, queue_pair):
 def test_ctrl_c_in_the_middle_loses_no_details(fake, queue, queue_pair, monkeypatch):
     receive(fake, queue_pair, 1)
     receive(fake, queue_pair, 1, status=lib.IBV_WC_LOC_LEN_ERR)
-
-    def interrupted(self, entry, failed):
-        raise KeyboardInterrupt
 
     array = ndpy.CompletionArray(4)
     monkeypatch.setattr(ndpy.CompletionQueue, "_collect_one", interrupted)

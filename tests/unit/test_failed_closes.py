@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from kit.helpers import Replacing, wait_until
+from kit.helpers import Replacing, interrupted, wait_until
 from racing import DEADLINE_S, Elsewhere, Queue
 
 import ndpy
@@ -25,9 +25,6 @@ def refusing(**numbers: int) -> Replacing:
 
 
 def test_an_open_that_ends_at_its_first_step_raises_what_ended_it(fake, monkeypatch):
-    def interrupted(name: str) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(adapters, "RegistrationWorkers", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fake.open()
@@ -270,9 +267,6 @@ def test_an_adapter_can_be_closed_after_ctrl_c_between_two_steps(fake, monkeypat
     """Ctrl-C comes while an object is made, or while it notes that it is gone."""
     adapter = fake.open()
     queue = adapter.create_completion_queue(8)
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         adapter._make(interrupted)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from kit import linux_only as linux_only
-from kit.helpers import Replacing, is_free
+from kit.helpers import Replacing, interrupted, is_free
 from ndpy._verbs import ffi, lib
 
 import ndpy
@@ -420,9 +420,6 @@ def test_memory_can_be_allocated_without_rdma_libraries(monkeypatch):
 @pytest.mark.parametrize("step", ["register", "deregister"])
 def test_an_ndk_region_can_be_used_after_ctrl_c(fake, monkeypatch, step):
     """The chain of MDLs is free again, too."""
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
 
     def unused(context: object, status: ndk.NtStatus) -> None:
         raise AssertionError((context, status))
