@@ -62,7 +62,7 @@ def build(folder: Path) -> Path:
     renamed += [f"--redefine-sym=_ibv_{name}=one_{name}" for name in ("query_gid_table", "query_gid_ex")]
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", f"-I{UNIT}"]
     objects = []
-    for part in ("verbs", "points", "queues", "connections", "xrc"):
+    for part in ("verbs", "points", "queues", "completions", "connections", "xrc"):
         objects.append(folder / f"{part}.o")
         subprocess.run(["gcc", *flags, "-c", "-o", objects[-1], UNIT / f"fake_{part}.c"], check=True, timeout=60)
         subprocess.run(["objcopy", *renamed, objects[-1]], check=True, timeout=60)
