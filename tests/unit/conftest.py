@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from faked_machine import tree  # noqa: F401
+from faked_machine import no_adapter, tree  # noqa: F401
 from perf_ends import perf, serving, world  # noqa: F401
 
 if sys.platform == "linux":

@@ -1,4 +1,4 @@
-"""Machines of files, and what `ndpy doctor` finds on them."""
+"""Machines without an adapter: their files, what `ndpy doctor` finds on them, and what an adapter says about itself."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import ndpy
 from ndpy.tools.doctor.findings import Finding
 from ndpy.vocabulary import system_files
 
@@ -18,13 +19,27 @@ FILES = {"dev/infiniband/uverbs0": "", "dev/infiniband/rdma_cm": ""}
 def tree(tmp_path):
     """Make files below a root. Returns the root."""
 
-    def make(files: dict[str, str], root: Path = tmp_path) -> Path:
-        for name, text in {"proc/sys/kernel/osrelease": KERNEL, **files}.items():
+    def make(files: dict[str, str | bytes], root: Path = tmp_path) -> Path:
+        for name, content in {"proc/sys/kernel/osrelease": KERNEL, **files}.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text)
+            (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         return root
 
     return make
+
+
+@pytest.fixture
+def no_adapter(monkeypatch):
+    """As on a machine without an adapter."""
+    monkeypatch.delenv("NDPY_ADAPTER", raising=False)
+    monkeypatch.setattr("ndpy.list_adapters", lambda **_: [])
+    monkeypatch.setattr("ndpy.platforms.list_adapters", lambda **_: [])
+
+
+def make_info(**changes) -> ndpy.AdapterInfo:
+    values = dict.fromkeys(ndpy.AdapterInfo.__dataclass_fields__, 0)
+    values |= {"name": "mlx5_0", "capabilities": ndpy.Capability.NONE, "ports": (), "addresses": (), "numa_node": None}
+    return ndpy.AdapterInfo(**(values | changes))
 
 
 def on(root: Path, examination) -> list[Finding]:

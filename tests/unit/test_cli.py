@@ -7,6 +7,7 @@ import sys
 import click
 import pytest
 from click.testing import CliRunner
+from faked_machine import make_info
 
 import ndpy
 from ndpy.tools.cli import main
@@ -14,22 +15,8 @@ from ndpy.vocabulary import system_files
 from ndpy.vocabulary.placement import parse_cpu_list, placement_warning
 
 
-@pytest.fixture
-def no_adapter(monkeypatch):
-    """As on a machine without an adapter."""
-    monkeypatch.delenv("NDPY_ADAPTER", raising=False)
-    monkeypatch.setattr("ndpy.list_adapters", lambda **_: [])
-    monkeypatch.setattr("ndpy.platforms.list_adapters", lambda **_: [])
-
-
 def invoke(*words):
     return CliRunner().invoke(main, words)
-
-
-def make_info(**changes) -> ndpy.AdapterInfo:
-    values = dict.fromkeys(ndpy.AdapterInfo.__dataclass_fields__, 0)
-    values |= {"name": "mlx5_0", "capabilities": ndpy.Capability.NONE, "ports": (), "addresses": (), "numa_node": None}
-    return ndpy.AdapterInfo(**(values | changes))
 
 
 def test_subcommands_are_listed():
@@ -80,7 +67,6 @@ def test_smoke_list_needs_no_adapter(no_adapter):
         ["--serve", "--peer", "192.0.2.1"],
         ["--timeout", "0"],
         ["--timeout", "nan"],
-        ["--json", "/no/such/folder/out.json"],
     ],
 )
 def test_wrong_usage_ends_with_status_2(words):

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
+from faked_machine import make_info
 from kit.deadlines import DEADLINE_S
 from kit.helpers import interrupted
 
@@ -27,14 +28,6 @@ REPORTS = [
     for command, options in (("smoke", ["--json", "--junit"]), ("perf write_lat", ["--json", "--csv"]))
     for option in options
 ]
-
-
-@pytest.fixture
-def no_adapter(monkeypatch):
-    """As on a machine without an adapter."""
-    monkeypatch.delenv("NDPY_ADAPTER", raising=False)
-    monkeypatch.setattr("ndpy.list_adapters", lambda **_: [])
-    monkeypatch.setattr("ndpy.platforms.list_adapters", lambda **_: [])
 
 
 def invoke(*words, charset="utf-8"):
@@ -126,10 +119,8 @@ def test_looking_whether_a_pipe_can_be_written_does_not_wait_for_its_reader(no_a
 
 
 def adapter_info():
-    values = dict.fromkeys(ndpy.AdapterInfo.__dataclass_fields__, 0)
     words = dict.fromkeys(("provider", "transport", "driver", "firmware", "netdev", "state"), "something-long")
-    values |= words | {"name": "mlx5_0", "addresses": ADDRESSES, "capabilities": ndpy.Capability.NONE, "ports": ()}
-    return ndpy.AdapterInfo(**values | {"numa_node": None})
+    return make_info(**words, addresses=ADDRESSES)
 
 
 @pytest.mark.parametrize("columns", [20, 40, 79, 120])

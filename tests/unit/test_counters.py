@@ -8,9 +8,9 @@ import time
 
 import pytest
 from click.testing import CliRunner
+from faked_machine import make_info
 from kit import linux_only as linux_only
 from kit.helpers import interrupted
-from test_cli import make_info
 
 from ndpy.platforms.verbs.counters import read_counters
 from ndpy.tools.cli import counters, main

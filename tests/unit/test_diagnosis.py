@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from faked_machine import FILES, KERNEL, named, on, one, says, verdicts
+from faked_machine import FILES, KERNEL, make_info, named, on, one, says, verdicts
 
 import ndpy
 import ndpy.tools.doctor
@@ -296,10 +296,8 @@ def port(**changes) -> ndpy.vocabulary.info.PortInfo:
 
 
 def adapter(*ports, **changes) -> ndpy.AdapterInfo:
-    values = dict.fromkeys(ndpy.AdapterInfo.__dataclass_fields__, 0)
-    values |= {"name": "mlx5_0", "transport": "RoCE", "addresses": ("192.0.2.1",), "numa_node": None, "ports": ports}
-    values |= {"capabilities": ndpy.Capability.RELIABLE_CONNECTIONS, "port": 1, "asked_for": ""}
-    return ndpy.AdapterInfo(**(values | changes))
+    values = {"transport": "RoCE", "addresses": ("192.0.2.1",), "ports": ports, "port": 1, "asked_for": ""}
+    return make_info(capabilities=ndpy.Capability.RELIABLE_CONNECTIONS, **(values | changes))
 
 
 def examined(tree, *ports, **changes):

@@ -9,6 +9,7 @@ import socket
 import struct
 
 import pytest
+from faked_machine import make_info
 
 import ndpy
 from ndpy.tools.doctor import linux_link
@@ -20,20 +21,6 @@ PORT = "sys/class/infiniband/mlx5_0/ports/1"
 NET = "sys/class/net"
 PLAIN = "INTERFACE=enp1s0\nIFINDEX=2\n"
 VLAN_WORDS = "enp1s0.100  VID: 100\t REORDER_HDR: 1  dev->priv_flags: 1021\n\ttotal frames received            0\nDevice: enp1s0\n"
-
-
-@pytest.fixture
-def tree(tmp_path):
-    """Write files below a folder, and return the folder."""
-
-    def write(files):
-        for name, content in files.items():
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return tmp_path
-
-    return write
 
 
 def gid(index, address, kind="RoCE v2"):
@@ -50,12 +37,8 @@ GIDS = (gid(0, "fe80::1"), gid(3, "192.0.2.1"), gid(5, "198.51.100.1"))
 
 def adapter(**changes):
     port = ndpy.PortInfo(1, "active", "Ethernet", 4096, 4096, 0, "enp1s0", GIDS)
-    values = dict.fromkeys(ndpy.AdapterInfo.__dataclass_fields__, 0)
-    values |= {
-        "name": "mlx5_0", "provider": "verbs", "transport": "RoCE", "state": "active", "addresses": ("192.0.2.1",), "netdev": "enp1s0",
-        "ports": (port,),
-    }  # fmt: skip
-    return ndpy.AdapterInfo(**(values | changes))
+    values = {"provider": "verbs", "transport": "RoCE", "state": "active", "netdev": "enp1s0", "ports": (port,)}
+    return make_info(**({"addresses": ("192.0.2.1",), **values} | changes))
 
 
 def good_files():

@@ -335,7 +335,6 @@ def test_the_watch_says_that_a_connection_has_ended():
         (["write_bw", "--size", "10G"], "'--size': 10G is not a possible size: 1 byte to 1G"),
         (["write_bw", "--size", "9" * 5000], "is not a possible size: 1 byte to 1G"),
         (["write_lat", "--max-us", "fast"], "is not a number of microseconds"),
-        (["write_lat", "--json", "/no/such/folder/x.json"], "there is no folder"),
         (["write_lat", "--timeout", "0"], "timeout"),
     ],
 )
@@ -345,18 +344,14 @@ def test_wrong_usage_is_explained(words, said):
     assert said in " ".join(result.output.split())
 
 
-def test_without_an_adapter_it_fails_with_a_report_all_the_same(monkeypatch, tmp_path):
-    monkeypatch.delenv("NDPY_ADAPTER", raising=False)
-    monkeypatch.setattr("ndpy.platforms.list_adapters", lambda **_: [])
+def test_without_an_adapter_it_fails_with_a_report_all_the_same(no_adapter, tmp_path):
     result = CliRunner().invoke(main, ["perf", "write_lat", "--json", str(tmp_path / "x.json")])
     assert result.exit_code == 1
     assert "AdapterNotFoundError" in result.output
     assert "AdapterNotFoundError" in json.loads((tmp_path / "x.json").read_text())["error"]
 
 
-def test_serving_without_an_adapter_fails(monkeypatch):
-    monkeypatch.delenv("NDPY_ADAPTER", raising=False)
-    monkeypatch.setattr("ndpy.platforms.list_adapters", lambda **_: [])
+def test_serving_without_an_adapter_fails(no_adapter):
     result = CliRunner().invoke(main, ["perf", "--serve"])
     assert result.exit_code == 1
     assert "no RDMA adapter" in result.output
