@@ -15,18 +15,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ndpy import errors
+from ndpy.vocabulary import netlink
 from ndpy.vocabulary.addresses import Reach, numeric_host, plain_address, reach
 from ndpy.vocabulary.info import AdapterInfo
 
 #: A route is asked for with any port.
 _PORT_DISCARD = 9
 _MOST_NEIGHBOURS = 4
-_ANSWER_BYTES = 1 << 16
-_ANSWER_S = 1.0
 # Numbers of rtnetlink(7).
-_NEW_ROUTE, _GET_ROUTE, _REQUEST = 24, 26, 1
+_NEW_ROUTE, _GET_ROUTE = 24, 26
 _DESTINATION, _SOURCE, _OUT_INTERFACE = 1, 2, 4
-_HEADER, _ROUTE, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BBBBBBBBI"), struct.Struct("=HH")
+_ROUTE = struct.Struct("=BBBBBBBBI")
 
 
 # What the errno of a socket says of routes of Linux.
@@ -236,35 +235,13 @@ def _out_interface(
     """The interface by which the routes lead from an address of this machine to a destination. "" if the kernel does
     not say.
     """
-    attributes = b"".join(
-        _ATTRIBUTE.pack(_ATTRIBUTE.size + len(address.packed), kind) + address.packed
-        for kind, address in ((_DESTINATION, destination), (_SOURCE, source))
-    )
     bits = 8 * len(source.packed)
-    body = _ROUTE.pack(family, bits, bits, 0, 0, 0, 0, 0, 0) + attributes
-    request = _HEADER.pack(_HEADER.size + len(body), _GET_ROUTE, _REQUEST, 1, 0) + body
-    # A sandbox may have no such sockets, and an interface may go meanwhile.
-    with (
-        contextlib.suppress(OSError),
-        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as kernel,
-    ):
-        kernel.settimeout(_ANSWER_S)
-        kernel.sendto(request, (0, 0))
-        return _interface_in(kernel.recv(_ANSWER_BYTES))
-    return ""
-
-
-def _interface_in(answer: bytes) -> str:
-    """The interface of the route in an answer of rtnetlink, "" if it is an error."""
-    length, kind, *_ = _HEADER.unpack_from(answer)
-    if kind != _NEW_ROUTE:
-        return ""
-    place = _HEADER.size + _ROUTE.size
-    while place + _ATTRIBUTE.size <= min(length, len(answer)):
-        size, kind = _ATTRIBUTE.unpack_from(answer, place)
-        if kind == _OUT_INTERFACE:
-            return socket.if_indextoname(int.from_bytes(answer[place + _ATTRIBUTE.size : place + size], sys.byteorder))
-        place += max((size + 3) & ~3, _ATTRIBUTE.size)
+    body = _ROUTE.pack(family, bits, bits, 0, 0, 0, 0, 0, 0)
+    body += netlink.attribute(_DESTINATION, destination.packed) + netlink.attribute(_SOURCE, source.packed)
+    found = dict(netlink.answered(netlink.ask(_GET_ROUTE, body), _NEW_ROUTE, _ROUTE.size))
+    # The interface may go meanwhile.
+    with contextlib.suppress(OSError):
+        return socket.if_indextoname(int.from_bytes(found.get(_OUT_INTERFACE, b""), sys.byteorder))
     return ""
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import fcntl
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from ndpy.platforms.verbs.adapter_info import describe, folder_of, open_context
@@ -18,6 +18,7 @@ from ndpy.platforms.verbs.endpoint import best_gid
 from ndpy.platforms.verbs.interfaces import Interfaces, is_name
 from ndpy.platforms.verbs.native_calls import lib
 from ndpy.tools.doctor.link import PRIORITIES, LinkDescription, has_path_mtu, plain_description
+from ndpy.vocabulary import netlink
 from ndpy.vocabulary.info import AdapterInfo, Gid, PortInfo, port_in_use
 from ndpy.vocabulary.system_files import path, read, read_number
 
@@ -136,15 +137,12 @@ def pause_frames(netdev: str) -> tuple[bool, bool] | None:
     return bool(receive), bool(send)
 
 
-_NETLINK_ROUTE = 0
 _RTM_GETDCB = 78
-_NLM_F_REQUEST = 1
+_DCB_HEAD = struct.Struct("=BBH")
 _DCB_CMD_IEEE_GET = 21
 _DCB_ATTR_IFNAME = 1
 _DCB_ATTR_IEEE = 13
 _DCB_ATTR_IEEE_PFC = 2
-_ANSWER_LIMIT_S = 1.0
-_TYPE_BITS = 0x3FFF
 
 
 def flow_control(netdev: str) -> tuple[int, ...] | None:
@@ -152,42 +150,16 @@ def flow_control(netdev: str) -> tuple[int, ...] | None:
 
     Source: linux/dcbnl.h; dcb(8) asks the same.
     """
-    name = netdev.encode() + b"\0"
-    body = struct.pack("=BBH", socket.AF_UNSPEC, _DCB_CMD_IEEE_GET, 0)
-    body += struct.pack("=HH", 4 + len(name), _DCB_ATTR_IFNAME) + name.ljust((len(name) + 3) // 4 * 4, b"\0")
-    message = struct.pack("=IHHII", 16 + len(body), _RTM_GETDCB, _NLM_F_REQUEST, 1, 0) + body
-    try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE) as asked:
-            asked.settimeout(_ANSWER_LIMIT_S)
-            asked.sendto(message, (0, 0))
-            return parse_flow_control(asked.recv(1 << 16))
-    except OSError:
-        return None
+    body = _DCB_HEAD.pack(socket.AF_UNSPEC, _DCB_CMD_IEEE_GET, 0)
+    body += netlink.attribute(_DCB_ATTR_IFNAME, netdev.encode() + b"\0")
+    return parse_flow_control(netlink.ask(_RTM_GETDCB, body))
 
 
 def parse_flow_control(answer: bytes) -> tuple[int, ...] | None:
     """The priorities in the kernel's answer. None if the answer is an error, or has none."""
-    if len(answer) < 20:
+    ieee = dict(netlink.answered(answer, _RTM_GETDCB, _DCB_HEAD.size)).get(_DCB_ATTR_IEEE, b"")
+    # struct ieee_pfc: how many priorities can have it, which have it, and more.
+    value = dict(netlink.attributes(ieee)).get(_DCB_ATTR_IEEE_PFC, b"")
+    if len(value) < 2:
         return None
-    length, kind = struct.unpack_from("=IH", answer)
-    if kind != _RTM_GETDCB or length > len(answer):
-        return None
-    for outer, content in _attributes(answer[20:length]):
-        if outer != _DCB_ATTR_IEEE:
-            continue
-        for inner, value in _attributes(content):
-            # struct ieee_pfc: how many priorities can have it, which have it, and more.
-            if inner == _DCB_ATTR_IEEE_PFC and len(value) >= 2:
-                return tuple(priority for priority in range(PRIORITIES) if value[1] >> priority & 1)
-    return None
-
-
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The attributes (type, contents) of a netlink message."""
-    offset = 0
-    while offset + 4 <= len(data):
-        length, kind = struct.unpack_from("=HH", data, offset)
-        if length < 4 or offset + length > len(data):
-            return
-        yield kind & _TYPE_BITS, data[offset + 4 : offset + length]
-        offset += (length + 3) // 4 * 4
+    return tuple(priority for priority in range(PRIORITIES) if value[1] >> priority & 1)
