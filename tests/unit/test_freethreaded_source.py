@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 from kit import linux_only as linux_only
 from kit.deadlines import patient
-
-RIG = Path(__file__).parents[2] / "rig"
-if not RIG.is_dir():
-    pytest.skip("the tests of a wheel have no rig", allow_module_level=True)
+from kit.rig import RIG
 
 ARCHIVE = "python3.14_3.14.0.orig.tar.gz"
 # apt-get source writes to the folder that it runs in. The first time it is cut off.

@@ -5,13 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from kit.rig import RIG
 
-RIG = Path(__file__).resolve().parents[2] / "rig"
-if not RIG.is_dir():
-    pytest.skip("the tests of a wheel have no rig", allow_module_level=True)
 sys.path.insert(0, str(RIG))
 
-import results as rig_results  # noqa: E402
+import results as rig_results
 
 sys.path.remove(str(RIG))
 

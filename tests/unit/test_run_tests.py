@@ -12,10 +12,8 @@ import pytest
 from kit import linux_only as linux_only
 from kit.deadlines import patient
 from kit.helpers import wait_until
+from kit.rig import RIG
 
-RIG = Path(__file__).parents[2] / "rig"
-if not RIG.is_dir():
-    pytest.skip("the tests of a wheel have no rig", allow_module_level=True)
 LIMIT_S = patient(30)
 PROGRAMS = (
     ".venv/bin/python",

@@ -14,13 +14,11 @@ from pathlib import Path
 
 import pytest
 from kit import linux_only as linux_only
+from kit.rig import RIG
 
 from ndpy.platforms.verbs import distribution
 from ndpy.tools.machines import tools
 
-RIG = Path(__file__).parents[2] / "rig"
-if not RIG.is_dir():
-    pytest.skip("the tests of a wheel have no rig", allow_module_level=True)
 RELEASES = Path(__file__).with_name("distributions")
 NOBODY = 65534
 LIMIT_S = 60

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 from kit import linux_only as linux_only
 from kit.deadlines import patient
+from kit.rig import RIG
 
-RIG = Path(__file__).parents[2] / "rig"
-if not RIG.is_dir():
-    pytest.skip("the tests of a wheel have no rig", allow_module_level=True)
 LIMIT_S = patient(60)
 
 # A Python that makes environments of itself: a link to it, as the module venv makes one.

@@ -96,12 +96,7 @@ def test_the_removal_of_the_device_at_any_point_of_a_close_does_not_stop_it(fake
     scene = Queue(fake, adapter, receives=0)
     scene.queue_pair.close()
     armed = scene.queue.arm()
-
-    def remove() -> None:
-        fake.remove(adapter)
-        points.elsewhere(lambda: wait_until(lambda: adapter._defunct, "the adapter knows"))
-
-    assert closing(points, chosen, scene.queue, remove) is None
+    assert closing(points, chosen, scene.queue, lambda: scene.lose(points, "removal")) is None
     points.stop()
     with pytest.raises((ndpy.CanceledError, ndpy.DeviceRemovedError)):
         armed.result(WAIT_S)
@@ -159,12 +154,7 @@ def test_using_a_queue_pair_at_any_point_of_its_close_loses_nothing(fake, adapte
 def test_the_removal_of_the_device_at_any_point_of_the_close_of_a_queue_pair_does_not_stop_it(fake, points, chosen):
     adapter = fake.open()
     scene = Queue(fake, adapter, receives=4)
-
-    def remove() -> None:
-        fake.remove(adapter)
-        points.elsewhere(lambda: wait_until(lambda: adapter._defunct, "the adapter knows"))
-
-    assert closing(points, chosen, scene.queue_pair, remove) is None
+    assert closing(points, chosen, scene.queue_pair, lambda: scene.lose(points, "removal")) is None
     points.stop()
     scene.queue.close()
     adapter.close()
@@ -174,10 +164,8 @@ def test_the_removal_of_the_device_at_any_point_of_the_close_of_a_queue_pair_doe
 @at_each_point(least=8)
 def test_an_event_of_a_queue_pair_at_any_point_of_its_close_finds_no_freed_memory(fake, adapter, points, kind, chosen):
     scene = Queue(fake, adapter, receives=4)
-    event = getattr(lib, kind)
-    assert (
-        closing(points, chosen, scene.queue_pair, lambda: fake.device_event(adapter, event, scene.queue_pair)) is None
-    )
+    pair, event = scene.queue_pair, getattr(lib, kind)
+    assert closing(points, chosen, pair, lambda: fake.device_event(adapter, event, pair)) is None
     points.stop()
     scene.arrived = 4
     scene.check()
@@ -220,8 +208,7 @@ def test_a_close_that_fails_does_not_forget_that_the_device_was_removed(fake, po
         remove()
         wait_until(lambda: resource._defunct, "it knows")
     fake.failures.destroy_cq = fake.failures.destroy_qp = errno.EIO
-    chosen = 0
-    result = closing(points, chosen, resource, remove if removed == "meanwhile" else lambda: None)
+    result = closing(points, 0, resource, remove if removed == "meanwhile" else lambda: None)
     assert isinstance(result, ndpy.ProviderError)
     assert not resource.closed
     fake.failures.destroy_cq = fake.failures.destroy_qp = 0

@@ -56,8 +56,7 @@ class Scene:
             self.fake.connection_event(self.connector, getattr(lib, f"RDMA_CM_EVENT_{event}"), 0)
             return
         if event == "removal":
-            self.fake.remove(self.adapter)
-            self.points.elsewhere(lambda: wait_until(lambda: self.adapter._defunct, "the adapter knows"))
+            self.queue.lose(self.points, "removal")
         elif event == "port":
             self.fake.device_event(self.adapter, lib.IBV_EVENT_PORT_ERR)
         elif event == "failure":
