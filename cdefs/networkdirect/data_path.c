@@ -112,8 +112,8 @@ static uint64_t version2_bytes(const void *result)
     return ((const struct nd2_result *)result)->bytes_transferred;
 }
 
-static uint32_t version2_translate_all(const void *results, int got, struct ndpy_completion *out);
-static void version2_translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
+static uint32_t ndpy_translate_all(const void *results, int got, struct ndpy_completion *out);
+static void ndpy_translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
 
 static const struct native_steps version2 = {
     .elements = version2_elements,
@@ -131,89 +131,23 @@ static const struct native_steps version2 = {
     .bytes = version2_bytes,
     .received = nothing_received,
     .translate_status = translate_status,
-    .translate_all = version2_translate_all,
-    .translate_other = version2_translate_other,
+    .translate_all = ndpy_translate_all,
+    .translate_other = ndpy_translate_other,
 };
 
 /* ---- the functions of ndpy_abi.h and shim.h ---- */
 
-APART uint32_t version2_translate_all(const void *results, int got, struct ndpy_completion *out)
-{
-    return translate_all(&version2, results, got, out);
-}
-
-APART void version2_translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out)
-{
-    translate_rest(&version2, result, slot, out);
-}
-
-int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
-              const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
-{
-    struct version2_request request;
-
-    return post_request(&version2, qp, operation, flags, context, elements, count, remote, &request);
-}
+#define NAME(function) ndpy_##function
+#define STEPS          version2
+#define REQUEST        struct version2_request
+#define RESULT         struct nd2_result
+#define LARGEST_TOKEN  UINT32_MAX
+#include "functions.h"
 
 int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot, uint64_t context,
                      const struct ndpy_element *elements, uint32_t count)
 {
     return post_shared(&version2, queue, slot, context, elements, count);
-}
-
-int ndpy_post_marker(struct ndpy_queue_pair *qp)
-{
-    struct version2_request request;
-
-    return post_marker(&version2, qp, &request);
-}
-
-int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *window,
-                   unsigned char *descriptor, uint64_t address, uint64_t length, uint32_t access)
-{
-    struct version2_request request = {.bind = {region, window, descriptor, address, length, access}};
-
-    return post_window_request(&version2, qp, NDPY_BIND, flags, context, length, &request);
-}
-
-int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *window)
-{
-    struct version2_request request = {.bind = {.window = window}};
-
-    return post_window_request(&version2, qp, NDPY_INVALIDATE, flags, context, 0, &request);
-}
-
-int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, uint32_t *alike)
-{
-    struct nd2_result results[NDPY_POLL_BATCH];
-
-    return poll_results(&version2, cq, out, count, alike, results);
-}
-
-int ndpy_drain(struct ndpy_completion_queue *cq)
-{
-    struct nd2_result results[NDPY_POLL_BATCH];
-
-    return drain_results(&version2, cq, results);
-}
-
-static int version2_spin(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
-                         const volatile int *stop, uint64_t nanoseconds)
-{
-    return native_spin(ndpy_poll, native_time_ns, cq, out, count, stop, nanoseconds);
-}
-
-const struct ndpy_provider *ndpy_provider_table(void)
-{
-    static const struct ndpy_provider provider = {
-        .post = ndpy_post,
-        .poll = ndpy_poll,
-        .poll_internal = ndpy_poll_internal,
-        .spin = version2_spin,
-        .largest_token = UINT32_MAX,
-    };
-
-    return &provider;
 }
 
 uint32_t ndpy_region_remote_token(struct IND2MemoryRegion *region)

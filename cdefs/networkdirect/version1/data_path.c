@@ -294,75 +294,9 @@ static const struct native_steps version1 = {
 
 /* ---- the functions of ndpy_abi.h and shim.h ---- */
 
-APART uint32_t version1_translate_all(const void *results, int got, struct ndpy_completion *out)
-{
-    return translate_all(&version1, results, got, out);
-}
-
-APART void version1_translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out)
-{
-    translate_rest(&version1, result, slot, out);
-}
-
-int version1_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
-                  const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
-{
-    struct version1_request request;
-
-    return post_request(&version1, qp, operation, flags, context, elements, count, remote, &request);
-}
-
-int version1_post_marker(struct ndpy_queue_pair *qp)
-{
-    struct version1_request request;
-
-    return post_marker(&version1, qp, &request);
-}
-
-int version1_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *window,
-                       unsigned char *descriptor, uint64_t address, uint64_t length, uint32_t access)
-{
-    struct version1_request request = {.bind = {region, window, descriptor, address, length, access}};
-
-    return post_window_request(&version1, qp, NDPY_BIND, flags, context, length, &request);
-}
-
-int version1_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *window)
-{
-    struct version1_request request = {.bind = {.window = window}};
-
-    return post_window_request(&version1, qp, NDPY_INVALIDATE, flags, context, 0, &request);
-}
-
-int version1_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, uint32_t *alike)
-{
-    struct nd_result *results[NDPY_POLL_BATCH];
-
-    return poll_results(&version1, cq, out, count, alike, results);
-}
-
-int version1_drain(struct ndpy_completion_queue *cq)
-{
-    struct nd_result *results[NDPY_POLL_BATCH];
-
-    return drain_results(&version1, cq, results);
-}
-
-static int version1_spin(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
-                         const volatile int *stop, uint64_t nanoseconds)
-{
-    return native_spin(version1_poll, native_time_ns, cq, out, count, stop, nanoseconds);
-}
-
-const struct ndpy_provider *version1_provider_table(void)
-{
-    static const struct ndpy_provider provider = {
-        .post = version1_post,
-        .poll = version1_poll,
-        .poll_internal = ndpy_poll_internal,
-        .spin = version1_spin,
-        .largest_token = UINT64_MAX,
-    };
-
-    return &provider;
-}
+#define NAME(function) version1_##function
+#define STEPS          version1
+#define REQUEST        struct version1_request
+#define RESULT         struct nd_result *
+#define LARGEST_TOKEN  UINT64_MAX
+#include "../functions.h"
