@@ -12,18 +12,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from faked_machine import FILES, KERNEL, make_info, named, on, one, says, verdicts
+from kit import linux_only as linux_only
 
 import ndpy
 import ndpy.tools.doctor
+from ndpy.platforms.verbs import device_files, distribution
 from ndpy.tools.cli import main
+from ndpy.tools.doctor import linux, linux_drivers, linux_system, recording
 from ndpy.tools.doctor.findings import Finding, Verdict, examine, examine_apart, passed
 from ndpy.vocabulary import system_files
-
-if sys.platform != "linux":
-    pytest.skip("the machines faked here are Linux's", allow_module_level=True)
-
-from ndpy.platforms.verbs import device_files, distribution
-from ndpy.tools.doctor import linux, linux_drivers, linux_system, recording
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from faked_machine import ADAPTER, FILES, KERNEL, named, on, one, says, verdicts
-
-from ndpy.tools.doctor.findings import Finding
-from ndpy.vocabulary import system_files
-
-if sys.platform != "linux":
-    pytest.skip("the machines faked here are Linux's", allow_module_level=True)
+from kit import linux_only as linux_only
 
 from ndpy.platforms.verbs import device_files
 from ndpy.tools.doctor import linux, linux_system
+from ndpy.tools.doctor.findings import Finding
 from ndpy.tools.doctor.linux_system import examine_control_groups, examine_device_files
+from ndpy.vocabulary import system_files
 
 STATUS = "Name:\tpython\nVmLck:\t       0 kB\nVmPin:\t      64 kB\nCapEff:\t{capabilities:016x}\n"
 WHOLE_MACHINE = "         0          0 4294967295\n"

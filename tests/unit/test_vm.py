@@ -12,14 +12,12 @@ from importlib import resources
 
 import psutil
 import pytest
+from kit import linux_only as linux_only
 from kit.deadlines import patient
 from kit.helpers import only_under_stress
 
 from ndpy.tools.machines import SetupError, tools, vm
 from ndpy.tools.machines import run as runner
-
-if sys.platform != "linux":
-    pytest.skip("software adapters of the kernel are Linux's", allow_module_level=True)
 
 # Longer than the VM's own limits. A busy machine comes near those.
 BOOT_S = 400

@@ -2,17 +2,14 @@
 
 import os
 import subprocess
-import sys
 import time
 
 import fake_vng
 import psutil
 import pytest
+from kit import linux_only as linux_only
 
 from ndpy.tools.machines import SetupError, kvm, vm
-
-if sys.platform != "linux":
-    pytest.skip("the VM is run by Linux", allow_module_level=True)
 
 # Prints the console of this boot, which is the next file in the folder `boots`. Then it does what the file's name says.
 STAND_IN = r"""

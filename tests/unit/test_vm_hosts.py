@@ -10,13 +10,11 @@ import fake_vng
 import psutil
 import pytest
 from click.testing import CliRunner
+from kit import linux_only as linux_only
 
 from ndpy.tools.cli import main
 from ndpy.tools.machines import SetupError, hosts, vm
 from ndpy.tools.machines import run as runner
-
-if sys.platform != "linux":
-    pytest.skip("the VM is run by Linux", allow_module_level=True)
 
 # Each host is a process that does what the file host-NUMBER next to this program says, in Python.
 STAND_IN = r"""

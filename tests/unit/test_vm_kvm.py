@@ -5,11 +5,9 @@ import sys
 
 import psutil
 import pytest
+from kit import linux_only as linux_only
 
 from ndpy.tools.machines import kvm, vm
-
-if sys.platform != "linux":
-    pytest.skip("KVM is Linux's", allow_module_level=True)
 
 
 @pytest.fixture
