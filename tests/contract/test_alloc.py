@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from pathlib import Path
 
 import pytest
-from kit.helpers import assert_works, contents, expose, memory, succeed
+from kit.helpers import address_of, assert_works, contents, expose, memory, succeed
 
 import ndpy
 from ndpy import Access
-
-
-def address_of(buffer) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 @pytest.mark.parametrize("length", [1, 4095, 4096, 4097, 1 << 20])

@@ -121,10 +121,6 @@ def in_pieces(buffer, *sizes: int) -> Mdl:
     return chain
 
 
-def address_of(buffer) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-
-
 # ---- what is registered ----
 
 

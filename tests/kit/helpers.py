@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -265,6 +266,10 @@ def succeed(cq: ndpy.CompletionQueue, count: int = 1) -> list[ndpy.Completion]:
     for completion in completions:
         completion.raise_for_status()
     return completions
+
+
+def address_of(buffer: bytearray | memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 def contexts(completions: Iterable[ndpy.Completion]) -> list[int]:

@@ -115,7 +115,3 @@ def scene(fake: Any) -> Iterator[Queue]:
         scene = Queue(fake, adapter)
         yield scene
         scene.close()
-
-
-def contexts(completions: Any) -> list[int]:
-    return [completion.context for completion in completions]

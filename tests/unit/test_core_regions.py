@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from kit.deadlines import DEADLINE_S
-from kit.helpers import interrupted, is_free
+from kit.helpers import address_of, interrupted, is_free
 from kit.walking import Elsewhere
 
 import ndpy
@@ -121,10 +121,6 @@ def registrar() -> Registrar:
 def adapter(registrar) -> Iterator[Adapter]:
     yield Adapter(registrar)
     assert not registrar.left
-
-
-def address_of(buffer: bytearray) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 def test_a_writable_buffer_is_registered_and_kept_in_place(adapter, registrar):

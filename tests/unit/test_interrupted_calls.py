@@ -124,46 +124,35 @@ def test_a_poller_misses_nothing_after_an_interrupted_wait(fake, adapter):
     walk(run, 12)
 
 
-@pytest.mark.parametrize("step", ["_collect_one", "_tell_of_news"])
-def test_no_completion_is_lost_when_a_poll_is_interrupted(fake, adapter, monkeypatch, step):
-    """The first of three has failed, so that poll() calls Python."""
+@pytest.fixture
+def interrupt(fake, monkeypatch):
+    """Interrupt a poll that has taken three completions of a scene. The first has failed, so that it calls Python."""
 
-    def interrupt(*arguments: Any) -> None:
+    def fail(*arguments: Any) -> None:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
+    def interrupt(scene: Queue, step: str = "_collect_one") -> None:
+        assert fake.complete(scene.queue_pair, status=lib.IBV_WC_LOC_PROT_ERR)
+        scene.arrive()
+        scene.arrive()
+        monkeypatch.setattr(ndpy.CompletionQueue, step, fail)
+        with pytest.raises(KeyboardInterrupt):
+            ndpy.CompletionQueue.poll(scene.queue)
+
+    return interrupt
+
+
+@pytest.mark.parametrize("step", ["_collect_one", "_tell_of_news"])
+def test_no_completion_is_lost_when_a_poll_is_interrupted(fake, adapter, interrupt, step):
     scene = Queue(fake, adapter, receives=3)
-    assert fake.complete(scene.queue_pair, status=lib.IBV_WC_LOC_PROT_ERR)
-    scene.arrive()
-    scene.arrive()
-    monkeypatch.setattr(ndpy.CompletionQueue, step, interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        scene.queue.poll()
+    interrupt(scene, step)
     (first,) = scene.queue.poll(1)
     assert (first.context, first.ok) == (0, False)
     assert [completion.context for completion in scene.queue.poll()] == [1, 2]
     assert scene.queue.poll() == []
     assert scene.queue._taken == 3
     scene.close()
-
-
-@pytest.fixture
-def interrupt(fake, monkeypatch):
-    """Interrupt a poll that has taken three completions of a scene, of which the first has failed."""
-
-    def fail(*arguments: Any) -> None:
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    def interrupt(scene: Queue) -> None:
-        assert fake.complete(scene.queue_pair, status=lib.IBV_WC_LOC_PROT_ERR)
-        scene.arrive()
-        scene.arrive()
-        monkeypatch.setattr(ndpy.CompletionQueue, "_collect_one", fail)
-        with pytest.raises(KeyboardInterrupt):
-            ndpy.CompletionQueue.poll(scene.queue)
-
-    return interrupt
 
 
 def test_completions_of_an_interrupted_poll_end_one_notification(fake, adapter, interrupt):

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 from fake_verbs import opened
-from racing import Queue, contexts
+from kit.helpers import contexts
+from racing import Queue
 
 import ndpy
 

@@ -7,7 +7,8 @@ import errno
 import time
 
 import pytest
-from racing import DEADLINE_S, LOSSES, Elsewhere, Queue, contexts, wait_until
+from kit.helpers import contexts
+from racing import DEADLINE_S, LOSSES, Elsewhere, Queue, wait_until
 
 import ndpy
 

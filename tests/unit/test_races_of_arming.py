@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, at_each_point, wait_until
 
@@ -96,10 +98,7 @@ def test_closing_the_queue_at_any_point_of_arm_ends_it(fake, adapter, points, ch
 def test_the_loss_of_the_device_or_the_queue_at_any_point_of_arm_ends_it(fake, points, pulled, chosen):
     adapter = fake.open()
     scene = Queue(fake, adapter, receives=0)
-
-    def lose() -> None:
-        scene.lose(points, pulled)
-
+    lose = partial(scene.lose, points, pulled)
     pending = armed(points, chosen, scene.queue, lose)
     if not points.reached:
         lose()

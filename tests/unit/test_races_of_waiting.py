@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from functools import partial
 
 import pytest
 from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, at_each_point, wait_until
@@ -114,10 +115,7 @@ def test_closing_the_queue_pair_at_any_point_gives_what_was_posted_to_the_wait(f
 def test_the_loss_of_the_device_or_the_queue_at_any_point_ends_the_wait(fake, points, pulled, chosen):
     adapter = fake.open()
     scene = Queue(fake, adapter, receives=0)
-
-    def lose() -> None:
-        scene.lose(points, pulled)
-
+    lose = partial(scene.lose, points, pulled)
     scene.arrive = lose
     waiter = begin(points, chosen, scene, lose, ends=True)
     with pytest.raises(LOSSES[pulled]):

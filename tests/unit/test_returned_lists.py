@@ -9,8 +9,8 @@ import threading
 import weakref
 
 import pytest
-from kit.helpers import HAS_GIL
-from racing import Queue, contexts
+from kit.helpers import HAS_GIL, contexts
+from racing import Queue
 
 import ndpy
 

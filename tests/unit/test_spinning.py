@@ -8,7 +8,8 @@ import threading
 import time
 
 import pytest
-from racing import DEADLINE_S, Elsewhere, contexts
+from kit.helpers import contexts
+from racing import DEADLINE_S, Elsewhere
 
 import ndpy
 from ndpy import CompletionArray

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 
 import pytest
-from kit.helpers import assert_works, contents, memory, succeed
+from kit.helpers import address_of, assert_works, contents, memory, succeed
 
 import ndpy
 from ndpy import Access
 
 POOL = Path("/proc/sys/vm/nr_hugepages")
 NODES = Path("/sys/devices/system/node")
-
-
-def address_of(buffer) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 def memory_info(name: str) -> int:
