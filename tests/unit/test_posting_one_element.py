@@ -43,24 +43,17 @@ def post_all(scene, element):
         scene.queue_pair.receive(element, context=context)
 
 
-def test_it_is_kept_until_the_last_request_has_ended(scene, element):
+@pytest.mark.parametrize("together", [[1] * DEPTH, [5, 1, DEPTH - 6]])
+def test_it_is_kept_until_the_last_request_has_ended(scene, element, together):
     before = references(element)
     post_all(scene, element)
-    for context in range(DEPTH):
-        assert references(element) > before
-        scene.arrive()
-        assert contexts(scene.queue.poll()) == [context]
-    assert references(element) == before
-
-
-def test_several_may_end_at_once(scene, element):
-    before = references(element)
-    post_all(scene, element)
-    for count in (5, 1, DEPTH - 6):
+    ended = 0
+    for count in together:
         assert references(element) > before
         for _ in range(count):
             scene.arrive()
-        assert len(scene.queue.poll()) == count
+        assert contexts(scene.queue.poll()) == [*range(ended, ended + count)]
+        ended += count
     assert references(element) == before
 
 
