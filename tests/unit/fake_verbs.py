@@ -190,6 +190,17 @@ class FakeVerbs:
         address = ctypes.cast(self._on_point, ctypes.c_void_p).value if self._on_point else None
         ctypes.c_void_p.in_dll(self._library, "fake_on_point").value = address
 
+    def calls_of(self, *names: str) -> list[str]:
+        """The calls of these functions from now on, in order."""
+        calls: list[str] = []
+
+        def note(name: bytes, after: int) -> None:
+            if not after and name.decode() in names:
+                calls.append(name.decode())
+
+        self.call_at_points(note)
+        return calls
+
     def close_all(self) -> None:
         """Close the objects that a failed test left. Collected later, they would call another test's provider."""
         self.call_at_points(None)

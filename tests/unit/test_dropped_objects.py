@@ -401,8 +401,7 @@ def test_a_connector_that_was_dropped_while_the_link_is_down_is_released(fake):
 
 def test_a_peer_is_told_of_the_end_when_the_link_is_back(fake):
     end = Connected(fake)
-    told = []
-    fake.call_at_points(lambda name, after: told.append(name) if name == b"rdma_disconnect" and not after else None)
+    told = fake.calls_of("rdma_disconnect")
     end.link("down")
     end.connector.begin_disconnect().result(10)
     assert not told
@@ -415,8 +414,7 @@ def test_a_peer_is_told_of_the_end_when_the_link_is_back(fake):
 def test_a_peer_is_told_although_the_link_comes_back_while_the_connector_looks(fake):
     """The connector sees that the link is down. The link is back before the adapter notes the connector."""
     end = Connected(fake)
-    told = []
-    fake.call_at_points(lambda name, after: told.append(name) if name == b"rdma_disconnect" and not after else None)
+    told = fake.calls_of("rdma_disconnect")
     end.link("down")
     note = end.adapter._tell_when_port_is_active
 

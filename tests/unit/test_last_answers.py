@@ -45,14 +45,7 @@ def connector(fake, adapter, queue_pair):
 @pytest.fixture
 def calls(fake, connector):
     """The calls of the connection manager and of ibv_modify_qp(), in order."""
-    calls: list[str] = []
-
-    def note(name: bytes, after: int) -> None:
-        if not after and name in (b"rdma_disconnect", b"ibv_modify_qp"):
-            calls.append(name.decode())
-
-    fake.call_at_points(note)
-    return calls
+    return fake.calls_of("rdma_disconnect", "ibv_modify_qp")
 
 
 def ends(connector) -> float:

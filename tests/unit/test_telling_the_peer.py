@@ -41,9 +41,7 @@ FAILING = Replacing(lib, rdma_disconnect=fail)
 @pytest.fixture
 def told(fake, connector):
     """A list of the calls of rdma_disconnect()."""
-    told: list[bytes] = []
-    fake.call_at_points(lambda name, after: told.append(name) if name == b"rdma_disconnect" and not after else None)
-    return told
+    return fake.calls_of("rdma_disconnect")
 
 
 @pytest.mark.parametrize("closed", ["connector", "queue_pair"])
