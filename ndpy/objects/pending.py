@@ -88,7 +88,11 @@ class Pending(Uncopied, concurrent.futures.Future[T]):
                 raise not_finished(self._operation, timeout_s)
             with self._condition:
                 if not self.done():
-                    self._condition.wait(left_s)
+                    self._condition.wait(self._at_a_stretch(left_s))
+
+    def _at_a_stretch(self, left_s: float | None) -> float | None:
+        """How much of the time that is left this thread may wait without a look at what else there is."""
+        return left_s
 
     def result(self, timeout_s: float | None = None) -> T:
         """Wait for the end. Return the value, or raise the exception, a new one each time.

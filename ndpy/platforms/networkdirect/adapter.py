@@ -15,7 +15,7 @@ from ndpy.platforms.networkdirect.connection import NetworkDirectConnector
 from ndpy.platforms.networkdirect.events import EventThread
 from ndpy.platforms.networkdirect.listener import NetworkDirectListener
 from ndpy.platforms.networkdirect.memory import NetworkDirectMemoryRegion, NetworkDirectMemoryWindow
-from ndpy.platforms.networkdirect.native_calls import check, create, ffi, lib, release
+from ndpy.platforms.networkdirect.native_calls import check, create, ffi, lib, release_once
 from ndpy.platforms.networkdirect.overlapped import OverlappedPending
 from ndpy.platforms.networkdirect.provider_dll import Provider
 from ndpy.platforms.networkdirect.queue_pair import NetworkDirectQueuePair
@@ -121,8 +121,6 @@ class NetworkDirectAdapter(Adapter):
         if self._events is not None:
             self._events.stop()
         self._close_files()
-        if self._native is not None:
-            release(self._native)
-            self._native = None
+        release_once(self, "_native")
         if self._provider is not None:
             self._provider.drop()

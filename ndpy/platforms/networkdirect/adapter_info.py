@@ -10,7 +10,7 @@ from typing import Any
 
 from ndpy import errors
 from ndpy.platforms.networkdirect import interfaces, winsock_catalogue
-from ndpy.platforms.networkdirect.native_calls import BUFFER_OVERFLOW, check, ffi, lib, release
+from ndpy.platforms.networkdirect.native_calls import lib, query_adapter, release
 from ndpy.platforms.networkdirect.provider_dll import NO_ID, Provider
 from ndpy.platforms.networkdirect.version1 import adapter_info as version1
 from ndpy.vocabulary.addresses import Reach, plain_address, reach
@@ -63,22 +63,12 @@ class NetworkDirectAdapterInfo(AdapterInfo):
 
 def query(native: Any) -> Any:
     """Return the ND2_ADAPTER_INFO of an open adapter."""
-    info = ffi.new("struct nd2_adapter_info *")
-    size = ffi.new("uint32_t *", ffi.sizeof("struct nd2_adapter_info"))
-    info.info_version = lib.ND_VERSION_2
-    status = lib.IND2Adapter_Query(native, info, size)
-    if status & 0xFFFFFFFF == BUFFER_OVERFLOW:
-        # The provider insists on a larger buffer than the structure (contract B.7.2).
-        larger = ffi.new("unsigned char[]", size[0])
-        info = ffi.cast("struct nd2_adapter_info *", larger)
+
+    def call(info: Any, size: Any) -> int:
         info.info_version = lib.ND_VERSION_2
-        status = lib.IND2Adapter_Query(native, info, size)
-        check("query adapter", status)
-        copied = ffi.new("struct nd2_adapter_info *")
-        ffi.memmove(copied, larger, ffi.sizeof("struct nd2_adapter_info"))
-        return copied
-    check("query adapter", status)
-    return info
+        return int(lib.IND2Adapter_Query(native, info, size))
+
+    return query_adapter("nd2_adapter_info", "uint32_t *", call)
 
 
 def asked_version(version: int | None) -> int | None:

@@ -12,7 +12,6 @@ next thread that waits or arms uses it, and so does the next poller.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -136,20 +135,12 @@ class NetworkDirectCompletionQueue(CompletionQueue):
             if request is None:
                 request = self._look = Request(self._cq, self._adapter._events)
             if not request.running:
-                request.on_end = self._when_unwanted(weakref.ref(self), weakref.ref(request))
+                request.call_at_end(self, NetworkDirectCompletionQueue._on_unwanted)
                 self._issue(Notify.ERRORS, request)
 
-    @staticmethod
-    def _when_unwanted(owner: weakref.ref[Any], request: weakref.ref[Request]) -> Callable[[int], None]:
-        """For a request that nobody waits for."""
-
-        def on_end(status: int) -> None:
-            queue, ended = owner(), request()
-            if queue is not None and ended is not None:
-                with queue._lock:
-                    queue._forget_unwanted(ended, status)
-
-        return on_end
+    def _on_unwanted(self, request: Request, status: int) -> None:
+        with self._lock:
+            self._forget_unwanted(request, status)
 
     def _forget_unwanted(self, request: Request, status: int) -> None:
         """A request that nobody waits for has ended. Call under the lock."""
@@ -166,7 +157,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
 
     def _leave_behind(self, request: Request) -> None:
         """A poller leaves its request. Takes no lock, because finalizers call this."""
-        request.on_end = self._when_unwanted(weakref.ref(self), weakref.ref(request))
+        request.call_at_end(self, NetworkDirectCompletionQueue._on_unwanted)
         request.forward_to(ffi.NULL)
         if request.running:
             self._left_behind.append(request)
@@ -228,20 +219,11 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         )
         if request is None:
             request = Request(self._cq, self._adapter._events)
-            request.on_end = self._when_ended(weakref.ref(self), weakref.ref(request))
+            request.call_at_end(self, NetworkDirectCompletionQueue._on_arm_ended)
             if self._issue(kind, request):
                 return True
         self._arm_requests[request] = kind, pending
         return False
-
-    @staticmethod
-    def _when_ended(owner: weakref.ref[Any], request: weakref.ref[Request]) -> Callable[[int], None]:
-        def on_end(status: int) -> None:
-            queue, ended = owner(), request()
-            if queue is not None and ended is not None:
-                queue._on_arm_ended(ended, status)
-
-        return on_end
 
     def _on_arm_ended(self, request: Request, status: int) -> None:
         """Called in the adapter's thread."""

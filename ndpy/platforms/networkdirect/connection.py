@@ -7,7 +7,6 @@ gets one NotifyDisconnect at once, so that ndpy learns of its end even if the pr
 from __future__ import annotations
 
 import random
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from ndpy.platforms.networkdirect.native_calls import (
     ffi,
     lib,
     release,
+    release_once,
     status_error,
 )
 from ndpy.platforms.networkdirect.overlapped import Request, cancel_all
@@ -154,18 +154,16 @@ class NetworkDirectConnector(Connector):
             on_end: on_end(connector, status) is called under the state lock when the request ends. If the request ends
                 inline, that is at once.
         """
-        owner = weakref.ref(self)
 
-        def ended(status: int) -> None:
-            connector = owner()
-            if connector is not None:
-                with connector._state_lock:
-                    # After close() the set is empty, and the native connector may be gone.
-                    if request in connector._requests:
-                        connector._requests.discard(request)
-                        on_end(connector, status)
+        def ended(connector: NetworkDirectConnector, request: Request, status: int) -> None:
+            with connector._state_lock:
+                # After close() the set is empty, and the native connector may be gone.
+                if request in connector._requests:
+                    connector._requests.discard(request)
+                    on_end(connector, status)
 
-        request = Request(self._native, self._adapter._events, ended)
+        request = Request(self._native, self._adapter._events)
+        request.call_at_end(self, ended)
         self._requests.add(request)
         status = request.issue(call)
         if status == PENDING:
@@ -395,6 +393,4 @@ class NetworkDirectConnector(Connector):
             request.ignore_end()
 
     def _native_free(self) -> None:
-        native, self._native = self._native, None
-        if native is not None:
-            release(native)
+        release_once(self, "_native")

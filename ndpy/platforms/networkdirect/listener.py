@@ -6,14 +6,23 @@ one native request outstanding. ndpy.objects.listener queues connection requests
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.objects.connection import Connector
 from ndpy.objects.listener import Listener
 from ndpy.platforms.networkdirect.addresses import get_sized_buffer, pack_address, unpack_address
-from ndpy.platforms.networkdirect.native_calls import PENDING, SUCCESS, check, create, ffi, lib, release, status_error
+from ndpy.platforms.networkdirect.native_calls import (
+    PENDING,
+    SUCCESS,
+    check,
+    create,
+    ffi,
+    lib,
+    release,
+    release_once,
+    status_error,
+)
 from ndpy.platforms.networkdirect.overlapped import Request, cancel_all, request_error
 from ndpy.vocabulary.addresses import Address, listening_address
 
@@ -60,9 +69,9 @@ class NetworkDirectListener(Listener):
 
     def _native_expect_request(self) -> None:
         # Give the provider a connector to fill, unless it has one.
-        owner = weakref.ref(self)
         while not self._requests:
-            request = self._new_request(owner)
+            request = Request(self._native, self._adapter._events)
+            request.call_at_end(self, NetworkDirectListener._on_native_end)
             connector = self._adapter._new_native_connector()
             self._requests[request] = connector
             status = request.issue(lambda overlapped: self._get_request_native(connector, overlapped))  # noqa: B023
@@ -73,15 +82,6 @@ class NetworkDirectListener(Listener):
                 release(connector)
                 raise status_error("get_request", status)
             self._take(connector)
-
-    def _new_request(self, owner: weakref.ref[NetworkDirectListener]) -> Request:
-        def on_end(status: int) -> None:
-            listener = owner()
-            if listener is not None:
-                listener._on_native_end(request, status)
-
-        request = Request(self._native, self._adapter._events, on_end)
-        return request
 
     def _take(self, native: Any) -> None:
         """A client's request has filled this native connector."""
@@ -123,6 +123,5 @@ class NetworkDirectListener(Listener):
         for request in requests:
             request.ignore_end()
         self._requests.clear()
-        native, self._native = self._native, None
-        release(native)
+        release_once(self, "_native")
         return late

@@ -20,7 +20,7 @@ from ndpy.platforms.networkdirect.native_calls import (
     create,
     ffi,
     lib,
-    release,
+    release_once,
     status_error,
 )
 from ndpy.platforms.networkdirect.overlapped import OverlappedPending, Request, cancel_all, run
@@ -195,9 +195,7 @@ class NetworkDirectMemoryRegion(MemoryRegion):
 
     def _native_free(self) -> None:
         self._deregistering = None
-        native, self._native = self._native, None
-        if native is not None:
-            release(native)
+        release_once(self, "_native")
 
 
 def _deregistration_error(status: int) -> errors.ProviderError | None:
@@ -213,5 +211,4 @@ class NetworkDirectMemoryWindow(MemoryWindow):
         )
 
     def _native_free(self) -> None:
-        release(self._native)
-        self._native = None
+        release_once(self, "_native")

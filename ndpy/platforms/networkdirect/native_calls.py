@@ -147,6 +147,31 @@ def release(native: Any) -> None:
     lib.IUnknown_Release(ffi.cast("struct IUnknown *", native))
 
 
+def release_once(owner: Any, field: str) -> None:
+    """Release the object in a field of its owner, if there is one.
+
+    Ctrl-C may come after the object has gone. Nobody may release it a second time.
+    """
+    native = getattr(owner, field)
+    setattr(owner, field, None)
+    if native is not None:
+        release(native)
+
+
+def query_adapter(structure: str, size_type: str, call: Callable[[Any, Any], int]) -> Any:
+    """Return the structure that call(structure, size), a Query of an adapter, has filled (contract B.7.2)."""
+    length = ffi.sizeof(f"struct {structure}")
+    info, size = ffi.new(f"struct {structure} *"), ffi.new(size_type, length)
+    status = call(info, size)
+    if status & 0xFFFFFFFF == BUFFER_OVERFLOW:
+        # The provider insists on a larger buffer than the structure.
+        larger = ffi.new("unsigned char[]", size[0])
+        status = call(ffi.cast(f"struct {structure} *", larger), size)
+        ffi.memmove(info, larger, length)
+    check("query adapter", status)
+    return info
+
+
 def win32_error(operation: str, number: int, message: str) -> errors.ProviderError:
     """Return the exception for a Win32 error number."""
     text = ctypes.FormatError(number).strip()  # type: ignore[attr-defined, unused-ignore]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,16 +74,10 @@ def wait_for_event(event: Any, deadline: float | None) -> bool:
 class OverlappedPending(Pending[T]):
     """A Pending that Ctrl-C interrupts in the main thread. On Windows Ctrl-C does not interrupt the wait for a lock."""
 
-    def _wait(self, timeout_s: float | None) -> None:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if threading.current_thread() is threading.main_thread():
-            while not self.done():
-                left_s = _SLICE_MS / 1000 if deadline is None else deadline - time.monotonic()
-                if left_s <= 0:
-                    raise errors.TimeoutError(f"not finished within {timeout_s:g} s", operation=self._operation)
-                with self._condition:
-                    self._condition.wait_for(self.done, min(left_s, _SLICE_MS / 1000))
-        super()._wait(timeout_s)
+    def _at_a_stretch(self, left_s: float | None) -> float | None:
+        if threading.current_thread() is not threading.main_thread():
+            return left_s
+        return _SLICE_MS / 1000 if left_s is None else min(left_s, _SLICE_MS / 1000)
 
 
 class Request(Uncopied):
@@ -95,22 +90,25 @@ class Request(Uncopied):
         on_end: the thread calls on_end(status) without locks when the packet has come.
         forward: a completion port that gets the packet instead.
         quiet: no packet comes at all. None stands for "there is no thread".
+    Attributes:
+        event: a Windows event that is set when the request has ended.
+        running: whether the provider accepted it and nobody has taken its result.
     """
 
     __slots__ = (
         "__weakref__",
         "_cancel",
-        "_event",
         "_lock",
         "_native",
         "_owner",
         "_result",
-        "_running",
         "_target",
         "_thread",
+        "event",
         "key",
         "on_end",
         "overlapped",
+        "running",
     )
 
     def __init__(
@@ -130,7 +128,7 @@ class Request(Uncopied):
         self._native = native
         self._owner = Owned(lib.ndpy_request_drop, (native,))
         self.overlapped = ffi.addressof(native, "overlapped")
-        self._event = native.event
+        self.event = native.event
         # The type of the interface says which version it belongs to.
         kind = ffi.typeof(target)
         if kind in _VERSION_1:
@@ -144,22 +142,23 @@ class Request(Uncopied):
         self._thread = thread
         self.on_end = on_end
         self._lock = threading.Lock()
-        self._running = False
+        self.running = False
 
-    @property
-    def running(self) -> bool:
-        """Whether the provider accepted it and nobody has taken its result."""
-        return self._running
+    def call_at_end(self, owner: Any, method: Callable[[Any, Request, int], None]) -> None:
+        """Call method(owner, request, status) at the end, unless the owner has gone by then. This keeps neither alive."""
+        owner, own = weakref.ref(owner), weakref.ref(self)
+
+        def on_end(status: int) -> None:
+            living, request = owner(), own()
+            if living is not None and request is not None:
+                method(living, request, status)
+
+        self.on_end = on_end
 
     @property
     def region_handle(self) -> Any:
         """Where version 1 writes the handle of a new region. Valid as long as the provider may write to it."""
         return ffi.addressof(self._native, "region")
-
-    @property
-    def event(self) -> Any:
-        """A Windows event that is set when the request has ended."""
-        return self._event
 
     def issue(self, call: Callable[[Any], int]) -> int:
         """Start the request with call(overlapped).
@@ -167,7 +166,7 @@ class Request(Uncopied):
         Returns: PENDING, SUCCESS, or the status of a refusal. Nothing follows after the last two (contract C.2).
         """
         with self._lock:
-            self._running = True
+            self.running = True
         lib.ndpy_request_start(self._native)
         if self._thread is not None:
             self._thread.expect(self)
@@ -176,7 +175,7 @@ class Request(Uncopied):
             if self._thread is not None:
                 self._thread.forget(self)
             with self._lock:
-                self._running = False
+                self.running = False
             # It refers to the owner of the request, and often to the request itself.
             self.on_end = None
             lib.ndpy_request_stop(self._native)
@@ -185,12 +184,12 @@ class Request(Uncopied):
     def take(self) -> int | None:
         """Take its status. None if the request still runs, or if somebody has taken its status before."""
         with self._lock:
-            if not self._running:
+            if not self.running:
                 return None
             status: int = self._result(self._target, self._native) & 0xFFFFFFFF
             if status == PENDING:
                 return None
-            self._running = False
+            self.running = False
         if self._thread is None:
             lib.ndpy_request_stop(self._native)
         else:
@@ -200,11 +199,11 @@ class Request(Uncopied):
     def wait(self, deadline: float | None = None) -> int | None:
         """Wait for its end and take its status. None at the deadline, or if another thread took the status."""
         while True:
-            lib.ResetEvent(self._event)
+            lib.ResetEvent(self.event)
             status = self.take()
-            if status is not None or not self._running:
+            if status is not None or not self.running:
                 return status
-            if not wait_for_event(self._event, deadline):
+            if not wait_for_event(self.event, deadline):
                 return self.take()
 
     def cancel(self) -> bool:
@@ -216,9 +215,9 @@ class Request(Uncopied):
         Returns: whether this request runs.
         """
         with self._lock:
-            if self._running:
+            if self.running:
                 self._cancel(self._target)
-            return self._running
+            return self.running
 
     def finish(self, status: int) -> None:
         """Call on_end(status). The thread that took the status calls this."""

@@ -17,7 +17,7 @@ from ndpy.platforms.networkdirect.native_calls import (
     create,
     ffi,
     lib,
-    release,
+    release_once,
     status_error,
     status_name,
 )
@@ -69,9 +69,7 @@ class NetworkDirectQueuePair(QueuePair):
         )
 
     def _native_destroy(self) -> None:
-        # Ctrl-C may come after the native queue pair has gone. Nobody may free it a second time.
-        qp, self._qp = self._qp, None
-        release(qp)
+        release_once(self, "_qp")
 
     def _native_free_slots(self, native: Any) -> None:
         if self._all_ended:

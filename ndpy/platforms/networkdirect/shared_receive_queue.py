@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
@@ -15,7 +14,7 @@ from ndpy.platforms.networkdirect.native_calls import (
     create,
     ffi,
     lib,
-    release,
+    release_once,
     status_error,
 )
 from ndpy.platforms.networkdirect.overlapped import Request, cancel_all
@@ -47,9 +46,7 @@ class NetworkDirectSharedReceiveQueue(SharedReceiveQueue):
         )
 
     def _native_destroy(self) -> None:
-        # Ctrl-C may come after the native queue has gone. Nobody may free it a second time.
-        srq, self._srq = self._srq, None
-        release(srq)
+        release_once(self, "_srq")
 
     def _native_modify(self, depth: int, threshold: int) -> None:
         check("modify", lib.IND2SharedReceiveQueue_Modify(self._srq, depth, threshold))
@@ -59,14 +56,8 @@ class NetworkDirectSharedReceiveQueue(SharedReceiveQueue):
             # Its arm() was cancelled, but a native cancel would have ended all other requests too. So use it again.
             if request not in self._armed:
                 return request
-        owner = weakref.ref(self)
-
-        def on_end(status: int) -> None:
-            queue = owner()
-            if queue is not None:
-                queue._on_notify_end(request, status)
-
-        request = Request(self._srq, self._adapter._events, on_end)
+        request = Request(self._srq, self._adapter._events)
+        request.call_at_end(self, NetworkDirectSharedReceiveQueue._on_notify_end)
         self._requests.add(request)
         status = request.issue(lambda overlapped: lib.IND2SharedReceiveQueue_Notify(self._srq, overlapped))
         if status == PENDING:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ndpy import errors
 from ndpy.platforms.networkdirect.addresses import address_list, pack_address, unpack_address
-from ndpy.platforms.networkdirect.native_calls import BUFFER_OVERFLOW, check, ffi, lib, release
+from ndpy.platforms.networkdirect.native_calls import check, create_version1, ffi, lib, query_adapter, release
 from ndpy.platforms.networkdirect.provider_dll import Provider
 from ndpy.vocabulary.flags import Capability
 
@@ -59,37 +59,23 @@ def open_native(provider: Provider, provider_id: str, address: str) -> Any:
     """Open the INDAdapter at an address (contract A.6.8)."""
     native = _provider_object(provider, provider_id)
     packed = pack_address((address, 0))
-    out = ffi.new("void **")
     try:
-        check("open adapter", lib.INDProvider_OpenAdapter(native, packed, len(packed), out))
-        if out[0] == ffi.NULL:
-            raise errors.ProviderError("the provider reports success, but gave no INDAdapter", operation="open adapter")
+        return create_version1("open adapter", "INDAdapter", lib.INDProvider_OpenAdapter, native, packed, len(packed))
     except errors.ProviderError as failure:
         raise provider.named(failure) from None
     finally:
         release(native)
-    return ffi.cast("struct INDAdapter *", out[0])
-
-
-def _query(native: Any) -> Any:
-    """Return the ND_ADAPTER_INFO of an open adapter."""
-    size = ffi.new("size_t *", ffi.sizeof("struct nd_adapter_info1"))
-    info = ffi.new("struct nd_adapter_info1 *")
-    status = lib.INDAdapter_Query(native, lib.ND_VERSION_1, info, size)
-    if status & 0xFFFFFFFF == BUFFER_OVERFLOW:
-        # The provider insists on a larger buffer than the structure.
-        larger = ffi.new("unsigned char[]", size[0])
-        status = lib.INDAdapter_Query(native, lib.ND_VERSION_1, ffi.cast("struct nd_adapter_info1 *", larger), size)
-        ffi.memmove(info, larger, ffi.sizeof("struct nd_adapter_info1"))
-    check("query adapter", status)
-    return info
 
 
 def examine(provider: Provider, provider_id: str, address: str) -> tuple[dict[str, int], Capability]:
     """Return (identity and limits, capabilities) of the adapter at an address."""
     native = open_native(provider, provider_id, address)
     try:
-        info = _query(native)
+        info = query_adapter(
+            "nd_adapter_info1",
+            "size_t *",
+            lambda info, size: lib.INDAdapter_Query(native, lib.ND_VERSION_1, info, size),
+        )
     except errors.ProviderError as failure:
         raise provider.named(failure) from None
     finally:
