@@ -125,9 +125,8 @@ def choose(adapters: list[AdapterInfo], which: str | None) -> AdapterInfo:
             if info.state == "active":
                 return info
         raise AdapterNotFoundError(
-            f"no adapter has an active port; there is {_present(adapters)}. Bring the link up (ip link set NETDEV up), "
-            f"or name "
-            "the adapter to open it as it is"
+            f"no adapter has an active port; there is {_present(adapters)}. Bring the link up (ip link set NETDEV "
+            "up), or name the adapter to open it as it is"
         )
     # A name comes before an interface, which can have the same one.
     for info in sorted(adapters, key=lambda info: info.name != which):

@@ -84,8 +84,7 @@ def _populate(memory: mmap.mmap, size: int, page: int, node: int | None) -> None
         raise errors.InsufficientResourcesError(
             f"{size // page} huge pages of {page >> 10} KiB are not available{where}: "
             f"{folder}/hugepages/hugepages-{page >> 10}kB/free_hugepages says how many are; write more into "
-            f"nr_hugepages "
-            "beside it, unless hugetlb.*.max of the control group is the limit",
+            "nr_hugepages beside it, unless hugetlb.*.max of the control group is the limit",
             operation="alloc",
             native=failure.errno or 0,
         ) from None

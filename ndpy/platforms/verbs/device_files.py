@@ -140,8 +140,7 @@ def _missing() -> tuple[str, str]:
     return (
         f"the kernel has {adapters}, but libibverbs has no driver that fits",
         f"{distribution.read().install(distribution.LIBIBVERBS)}, or another version of it, if libibverbs prints to "
-        f"standard error "
-        "that its driver does not support the kernel's ABI (`ndpy doctor` says which)",
+        "standard error that its driver does not support the kernel's ABI (`ndpy doctor` says which)",
     )
 
 

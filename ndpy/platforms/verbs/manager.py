@@ -152,8 +152,7 @@ class Way(NamedTuple):
         if number == errno.EHOSTUNREACH:
             text = (
                 f"{self.target} is not reached: the host is not there, or a router or a firewall on the way lets "
-                f"nothing pass; "
-                "check the address, `ip neigh` and `ip route get`"
+                "nothing pass; check the address, `ip neigh` and `ip route get`"
             )
             return errors.AddressUnreachableError(text, operation=self.operation, native=number)
         if number in (*errors.SHORTAGES, errno.EPERM, errno.EACCES):

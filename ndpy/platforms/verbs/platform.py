@@ -34,8 +34,7 @@ def list_adapters(provider: str | None = None, version: int | None = None) -> li
         (
             provider,
             f"provider={provider!r} names the DLL of a NetworkDirect provider, which only Windows loads; libibverbs "
-            f"finds its "
-            "providers itself",
+            "finds its providers itself",
         ),
     ):
         if given is not None:

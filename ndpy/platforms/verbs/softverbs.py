@@ -36,13 +36,11 @@ def folder(place: Path = _FOLDER) -> Path:
     if (checkout / "softrdma" / "Makefile").is_file():
         raise errors.ProviderNotFoundError(
             f"softverbs, the library of {NAME}, is not built; run `make softverbs` in {checkout} (needs a C compiler "
-            f"and the "
-            "headers of libibverbs and librdmacm)"
+            "and the headers of libibverbs and librdmacm)"
         )
     raise errors.ProviderNotFoundError(
         f"this installation of ndpy has no softverbs, the library of {NAME}; ndpy's wheels for Linux contain it: "
-        f"install ndpy "
-        "again with pip"
+        "install ndpy again with pip"
     )
 
 
