@@ -22,7 +22,7 @@ from ndpy.objects.queue_pair import QueuePair
 from ndpy.platforms.verbs.addresses import bind_identifier, new_identifier, unpack_address
 from ndpy.platforms.verbs.connect_call import ConnectCall
 from ndpy.platforms.verbs.endpoint import finite_retry_count
-from ndpy.platforms.verbs.manager import NO_IWARP, CmEvent, ManagerClient, Way
+from ndpy.platforms.verbs.manager import NO_IWARP, CmEvent, ManagerClient, Way, parameters_with
 from ndpy.platforms.verbs.memory import native_access
 from ndpy.platforms.verbs.native_calls import check_errno, ffi, lib
 from ndpy.platforms.verbs.queue_pair import VerbsQueuePair
@@ -136,10 +136,7 @@ class VerbsConnector(Connector, ManagerClient):
         data, limits, _ = self._parameters
         queue_pair = self.queue_pair
         assert isinstance(queue_pair, VerbsQueuePair)
-        kept = ffi.new("char[]", data) if data else ffi.NULL
-        parameters = ffi.new("struct rdma_conn_param *")
-        parameters.private_data = kept
-        parameters.private_data_len = len(data)
+        parameters, kept = parameters_with(data)
         parameters.responder_resources = limits.inbound
         parameters.initiator_depth = limits.outbound
         parameters.flow_control = 1

@@ -16,7 +16,7 @@ from ndpy.objects.multicast_group import MulticastGroup
 from ndpy.objects.pending import Pending
 from ndpy.objects.resource import Resource, next_serial
 from ndpy.platforms.verbs.addresses import bind_identifier, new_identifier, pack_address
-from ndpy.platforms.verbs.manager import CmEvent, ManagerClient, Way, route_of
+from ndpy.platforms.verbs.manager import CmEvent, ManagerClient, Way, parameters_with, route_of
 from ndpy.platforms.verbs.native_calls import check_errno, ffi, free_once, lib
 from ndpy.platforms.verbs.queue_pair_attributes import read_vector
 
@@ -157,11 +157,7 @@ class ResolveCall(DatagramCall[Destination]):
         return None
 
     def _ask(self) -> None:
-        data = self._private_data
-        kept = ffi.new("char[]", data) if data else ffi.NULL
-        parameters = ffi.new("struct rdma_conn_param *")
-        parameters.private_data = kept
-        parameters.private_data_len = len(data)
+        parameters, _kept = parameters_with(self._private_data)
         check_errno("resolve", lib.rdma_connect(self._id, parameters))
 
     def _refusal(self, status: int) -> errors.NdpyError:

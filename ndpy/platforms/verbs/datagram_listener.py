@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ndpy.objects.datagram_listener import DatagramListener
 from ndpy.objects.datagram_queue_pair import DatagramQueuePair
 from ndpy.platforms.verbs.listening import Ears
-from ndpy.platforms.verbs.manager import CmEvent, ManagerClient
-from ndpy.platforms.verbs.native_calls import check, ffi, lib, text
+from ndpy.platforms.verbs.manager import CmEvent, ManagerClient, parameters_with
+from ndpy.platforms.verbs.native_calls import check, lib, text
 from ndpy.vocabulary.addresses import Address
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ class VerbsDatagramListener(DatagramListener, ManagerClient):
         self, adapter: VerbsAdapter, queue_pair: DatagramQueuePair, address: Address, private_data: bytes
     ) -> None:
         super().__init__(queue_pair, private_data)
-        self._kept = ffi.new("char[]", private_data) if private_data else ffi.NULL
+        self._answer, self._kept = parameters_with(private_data)
+        self._answer.qp_num = queue_pair._number
         self._ears: Ears | None = None
         # The adapter must know the listener before the first request comes.
         self._opened()
@@ -41,16 +42,9 @@ class VerbsDatagramListener(DatagramListener, ManagerClient):
             return
         ours = text(lib.ndpy_cm_device(event.id)) == self._adapter.info.name
         # If this fails, the program that asks has gone, or its request comes again.
-        if not self.closed and ours and not lib.rdma_accept(event.id, self._answer()):
+        if not self.closed and ours and not lib.rdma_accept(event.id, self._answer):
             self.answered += 1
         lib.rdma_destroy_id(event.id)
-
-    def _answer(self) -> object:
-        parameters = ffi.new("struct rdma_conn_param *")
-        parameters.private_data = self._kept
-        parameters.private_data_len = len(self.private_data)
-        parameters.qp_num = self.queue_pair._number
-        return parameters
 
     def _release(self) -> None:
         if self._ears is not None:

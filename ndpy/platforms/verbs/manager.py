@@ -62,6 +62,15 @@ class CmEvent(NamedTuple):
     qkey: int
 
 
+def parameters_with(data: bytes) -> tuple[Any, Any]:
+    """A struct rdma_conn_param with this private data, and the memory that it points to."""
+    kept = ffi.new("char[]", data) if data else ffi.NULL
+    parameters = ffi.new("struct rdma_conn_param *")
+    parameters.private_data = kept
+    parameters.private_data_len = len(data)
+    return parameters, kept
+
+
 class ManagerClient(abc.ABC):
     """Something that has an identifier."""
 
