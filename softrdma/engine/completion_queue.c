@@ -73,7 +73,7 @@ static void break_users(struct completion_queue *cq)
         lock_release(&cq->lock);
         if (queue_pair == NULL)
             return;
-        qp_break(queue_pair);
+        qp_pump(queue_pair);
         object_drop(&queue_pair->object);
     }
 }

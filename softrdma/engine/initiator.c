@@ -134,13 +134,6 @@ static bool gather(struct queue_pair *qp, const struct operation *operation, uin
     return elements_gather(qp->object.adapter, operation->sge, operation->sge_count, offset, out, size, qp->domain);
 }
 
-bool initiator_place(struct queue_pair *qp, const struct operation *operation, uint64_t offset, const uint8_t *data,
-                     size_t size)
-{
-    return elements_scatter(qp->object.adapter, operation->sge, operation->sge_count, offset, data, size,
-                            ACCESS_READ_SINK, qp->domain);
-}
-
 static bool elements_allow(struct queue_pair *qp, const struct operation *operation, enum access access)
 {
     if ((operation->flags & ND_OP_FLAG_INLINE) != 0)

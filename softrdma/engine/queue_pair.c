@@ -319,7 +319,7 @@ void qp_resume(struct queue_pair *qp)
     stream_drop(stream);
 }
 
-void qp_break(struct queue_pair *qp)
+void qp_pump(struct queue_pair *qp)
 {
     struct stream *stream = stream_of(qp);
 
@@ -394,9 +394,7 @@ void qp_submit_batch(struct queue_pair *qp)
     if (qp->batch_thread == thread_id())
         qp->batch_thread = 0;
     lock_release(&qp->lock);
-    struct stream *stream = stream_of(qp);
-    if (stream != NULL)
-        pump(stream);
+    qp_pump(qp);
 }
 
 static nd_status take_inline(struct operation *operation, const ND2_SGE *sge, uint32_t sge_count, uint32_t limit)

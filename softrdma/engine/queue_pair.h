@@ -203,8 +203,8 @@ void qp_fail(struct queue_pair *queue_pair, nd_status first);
 void qp_finish_now(struct queue_pair *queue_pair);
 enum queue_pair_state qp_state(struct queue_pair *queue_pair);
 void qp_resume(struct queue_pair *queue_pair);
-/* A completion queue overran, so the connection ends. Call it without locks. */
-void qp_break(struct queue_pair *queue_pair);
+/* Has its stream send what it can, or end: a completion queue may have overrun. Call it without locks. */
+void qp_pump(struct queue_pair *queue_pair);
 /* Under the queue pair's lock, and the stream's. False: this ending does not follow the one that has begun. */
 bool qp_change_ending(struct queue_pair *queue_pair, enum queue_pair_ending ending);
 
@@ -235,8 +235,6 @@ void initiator_final_receipt(struct queue_pair *queue_pair, struct stream *strea
 void initiator_complete(struct queue_pair *queue_pair, struct stream *stream);
 void initiator_answered(struct queue_pair *queue_pair, struct stream *stream, struct read_slot *slot);
 void initiator_terminated(struct queue_pair *queue_pair, struct stream *stream, const struct wire_terminate *terminate);
-bool initiator_place(struct queue_pair *queue_pair, const struct operation *operation, uint64_t offset,
-                     const uint8_t *data, size_t size);
 
 static inline struct operation *qp_operation(struct queue_pair *queue_pair, uint64_t number)
 {

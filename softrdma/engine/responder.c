@@ -209,7 +209,8 @@ static enum outcome take_read_response(struct queue_pair *qp, struct stream *str
         return stop(qp, stream, error, segment);
     if (!slot->acknowledgement && !slot->discarded) {
         struct operation *operation = qp_operation(qp, slot->operation);
-        if (!initiator_place(qp, operation, slot->received, segment->payload, segment->size)) {
+        if (!elements_scatter(qp->object.adapter, operation->sge, operation->sge_count, slot->received,
+                              segment->payload, segment->size, ACCESS_READ_SINK, qp->domain)) {
             operation->state = OPERATION_FAILED;
             operation->status = ND_ACCESS_VIOLATION;
             qp->initiator_stopped = true;

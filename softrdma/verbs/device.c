@@ -385,10 +385,8 @@ EXPORT int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, u
     UNUSED(context);
     if (count < 0)
         return -1;
-    if (port != 1 || index < 0 || index >= count) {
-        errno = EINVAL;
-        return -1;
-    }
+    if (port != 1 || index < 0 || index >= count)
+        return cm_fail(EINVAL);
     soft_gid_of((struct sockaddr *)&addresses[index], gid);
     return 0;
 }
@@ -504,10 +502,8 @@ EXPORT __be64 ibv_get_device_guid(struct ibv_device *device)
 EXPORT int ibv_query_pkey(struct ibv_context *context, uint8_t port, int index, __be16 *pkey)
 {
     UNUSED(context);
-    if (port != 1 || index != 0) {
-        errno = EINVAL;
-        return -1;
-    }
+    if (port != 1 || index != 0)
+        return cm_fail(EINVAL);
     *pkey = htons(FULL_MEMBER);
     return 0;
 }

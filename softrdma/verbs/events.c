@@ -82,11 +82,9 @@ void event_queue_end(struct event_queue *queue)
 void event_put(struct event_queue *queue, struct event *event)
 {
     const uint64_t one = 1;
-    int cancel;
+    int cancel = cancel_off(); /* otherwise a thread that is canceled in write() keeps the lock */
 
     event->next = NULL;
-    /* Otherwise a thread that is canceled in write() keeps the lock. */
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     pthread_mutex_lock(&queue->lock);
     *queue->last = event;
     queue->last = &event->next;
@@ -94,7 +92,7 @@ void event_put(struct event_queue *queue, struct event *event)
     while (write(queue->fd, &one, sizeof one) < 0 && errno == EINTR)
         ;
     pthread_mutex_unlock(&queue->lock);
-    pthread_setcancelstate(cancel, &cancel);
+    cancel_as(cancel);
 }
 
 /* Takes back one count. Never waits for it, even if the descriptor blocks and the program has read it. */

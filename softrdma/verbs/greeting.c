@@ -2,6 +2,7 @@
 #include "greeting.h"
 #include "forking.h"
 #include "numbers.h"
+#include "wire/bytes.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,27 +18,13 @@ static const uint8_t magic[8] = {'s', 'o', 'f', 't', 'q', 'p', 0, 2};
 static struct waiting *waiting; /* the newest first */
 static struct timer sweep;
 
-static void put_number(uint8_t *out, uint32_t number)
-{
-    number = htonl(number);
-    memcpy(out, &number, sizeof number);
-}
-
-static uint32_t get_number(const uint8_t *data)
-{
-    uint32_t number;
-
-    memcpy(&number, data, sizeof number);
-    return ntohl(number);
-}
-
 void greeting_write(uint8_t out[static GREETING_SIZE], const struct greeting *greeting)
 {
     memcpy(out, magic, sizeof magic);
-    put_number(out + 8, greeting->to);
-    put_number(out + 12, greeting->from);
-    put_number(out + 16, greeting->to_psn);
-    put_number(out + 20, greeting->from_psn);
+    put32(out + 8, greeting->to);
+    put32(out + 12, greeting->from);
+    put32(out + 16, greeting->to_psn);
+    put32(out + 20, greeting->from_psn);
 }
 
 bool greeting_read(const struct connector_offer *offer, struct greeting *out)
@@ -46,7 +33,7 @@ bool greeting_read(const struct connector_offer *offer, struct greeting *out)
 
     if (offer->private_size < GREETING_SIZE || memcmp(data, magic, sizeof magic) != 0)
         return false;
-    *out = (struct greeting){get_number(data + 8), get_number(data + 12), get_number(data + 16), get_number(data + 20)};
+    *out = (struct greeting){get32(data + 8), get32(data + 12), get32(data + 16), get32(data + 20)};
     return true;
 }
 

@@ -19,8 +19,6 @@
 #include <signal.h>
 
 #define EXPORT __attribute__((visibility("default")))
-/* A call that had another signature in its first version. The version script names both. */
-#define EXPORT_VERSION(name, symbol) __asm__(".symver " #name ", " symbol)
 
 #define SOFT_NAME              "soft0"
 #define SOFT_VENDOR_ID         0x736Eu

@@ -36,7 +36,7 @@ static int look_at_clock(clockid_t clock, struct timespec *now)
     return 0;
 }
 
-void worker_poke(void)
+void workers_wake(void)
 {
     pokes++;
 }

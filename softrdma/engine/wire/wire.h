@@ -25,25 +25,22 @@
 #define WIRE_ERROR_TYPE(error)        ((error) >> 8 & 15)
 #define WIRE_ERROR_CODE(error)        ((error) & 255)
 
-/* RFC 5040 section 4.8 (layer 0), RFC 5041 section 8.2 (layer 1), RFC 5044 section 8 and RFC 6581 section 8 (layer 2)
- */
+/* RFC 5040 section 4.8 (layer 0), RFC 5041 section 8.2 (layer 1), RFC 5044 section 8 and RFC 6581 section 8 (layer 2):
+ * those that this code sends or looks for. */
 enum wire_error {
     RDMAP_LOCAL_CATASTROPHIC = WIRE_ERROR(0, 0, 0),
     RDMAP_INVALID_STAG = WIRE_ERROR(0, 1, 0),
     RDMAP_BOUNDS = WIRE_ERROR(0, 1, 1),
     RDMAP_ACCESS = WIRE_ERROR(0, 1, 2),
-    RDMAP_STAG_NOT_OF_STREAM = WIRE_ERROR(0, 1, 3),
     RDMAP_OFFSET_WRAPS = WIRE_ERROR(0, 1, 4),
     RDMAP_CANNOT_INVALIDATE = WIRE_ERROR(0, 1, 9),
     RDMAP_VERSION = WIRE_ERROR(0, 2, 5),
     RDMAP_OPCODE = WIRE_ERROR(0, 2, 6),
-    RDMAP_STREAM_CATASTROPHIC = WIRE_ERROR(0, 2, 7),
     RDMAP_OPERATION = WIRE_ERROR(0, 2, 255),
 
     DDP_LOCAL_CATASTROPHIC = WIRE_ERROR(1, 0, 0),
     DDP_INVALID_STAG = WIRE_ERROR(1, 1, 0),
     DDP_BOUNDS = WIRE_ERROR(1, 1, 1),
-    DDP_STAG_NOT_OF_STREAM = WIRE_ERROR(1, 1, 2),
     DDP_OFFSET_WRAPS = WIRE_ERROR(1, 1, 3),
     DDP_TAGGED_VERSION = WIRE_ERROR(1, 1, 4),
     DDP_INVALID_QUEUE = WIRE_ERROR(1, 2, 1),
@@ -53,13 +50,9 @@ enum wire_error {
     DDP_TOO_LONG = WIRE_ERROR(1, 2, 5),
     DDP_UNTAGGED_VERSION = WIRE_ERROR(1, 2, 6),
 
-    MPA_STREAM_LOST = WIRE_ERROR(2, 0, 1),
     MPA_CRC = WIRE_ERROR(2, 0, 2),
     MPA_LENGTH = WIRE_ERROR(2, 0, 3),
-    MPA_FRAME = WIRE_ERROR(2, 0, 4),
-    MPA_LOCAL_CATASTROPHIC = WIRE_ERROR(2, 0, 5),
-    MPA_INSUFFICIENT_IRD = WIRE_ERROR(2, 0, 6),
-    MPA_NO_MATCHING_RTR = WIRE_ERROR(2, 0, 7)
+    MPA_FRAME = WIRE_ERROR(2, 0, 4)
 };
 
 /* CRC32C of `size` more bytes. Start with 0 and pass the last result. */

@@ -93,7 +93,7 @@ void driving_hold(struct channel *channel)
     holding = channel;
     lock_release(&holding_lock);
     if (!attended)
-        worker_poke();
+        workers_wake();
 }
 
 static void push_all(void)
@@ -132,7 +132,7 @@ static uint32_t go_inside(void)
     shuts++;
     /* After `inside`: worker 0 ends to attend before it clears that. */
     if (!attended && !atomic_exchange(&attended, true))
-        worker_poke();
+        workers_wake();
     set_gates();
     return ticket;
 }

@@ -6,7 +6,5 @@
  * the coarse clock, which is 1 to 10 ms. Workers call this once per wake-up. A face calls it before it copies from or
  * to the consumer's memory. */
 void guarded_copy_refresh(void);
-/* Looks always. Costs two system calls. For calls that are slow anyway, such as registrations. */
-void guarded_copy_refresh_now(void);
 
 #endif

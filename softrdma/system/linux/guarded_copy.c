@@ -345,20 +345,8 @@ static bool install(int which)
     return sigaction(numbers[which], &action, NULL) == 0;
 }
 
-void guarded_copy_refresh(void)
-{
-    static _Atomic uint64_t last;
-    struct timespec now = {0};
-
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    uint64_t tick = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-    if (atomic_load_explicit(&last, memory_order_relaxed) == tick)
-        return;
-    atomic_store_explicit(&last, tick, memory_order_relaxed);
-    guarded_copy_refresh_now();
-}
-
-void guarded_copy_refresh_now(void)
+/* Costs two system calls. */
+static void look_at_handlers(void)
 {
     for (int i = 0; i < NUMBERS; i++) {
         struct sigaction found;
@@ -374,6 +362,19 @@ void guarded_copy_refresh_now(void)
         install(i);
         lock_release(&install_lock);
     }
+}
+
+void guarded_copy_refresh(void)
+{
+    static _Atomic uint64_t last;
+    struct timespec now = {0};
+
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    uint64_t tick = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    if (atomic_load_explicit(&last, memory_order_relaxed) == tick)
+        return;
+    atomic_store_explicit(&last, tick, memory_order_relaxed);
+    look_at_handlers();
 }
 
 bool guarded_copy_start(void)

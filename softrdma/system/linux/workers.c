@@ -93,14 +93,9 @@ static void poke(struct worker *worker, bool stop)
         wake(worker);
 }
 
-void worker_poke(void)
-{
-    poke(&workers[0], false);
-}
-
 void workers_wake(void)
 {
-    worker_poke();
+    poke(&workers[0], false);
 }
 
 struct channel *worker_take_channel(unsigned number)

@@ -25,8 +25,6 @@ extern struct worker workers[MAX_WORKERS];
 /* Set after they are started: worker 0 may find it 0. */
 extern _Atomic unsigned worker_count;
 
-/* Has worker 0 call driving_attend(). */
-void worker_poke(void);
 /* Handles what has come to the worker's sockets, a batch at most, and what was posted to it. Returns how much that was.
  */
 int worker_handle(struct worker *worker);
@@ -36,7 +34,7 @@ bool worker_open_gate(struct worker *worker, bool open);
 
 /* How long worker 0 may sleep, -1 for no limit, if it has nothing else to do. */
 int driving_limit(void);
-/* Worker 0 calls this whenever it is awake. */
+/* Worker 0 calls this whenever it is awake; see workers_wake(). */
 void driving_attend(void);
 /* The process was forked. */
 void driving_forget(void);
