@@ -19,6 +19,7 @@ from kit.helpers import (
     take,
     wait_until,
 )
+from kit.threads import Elsewhere
 from native_answers import answering, ffi, method, original, signed
 from own_softnd import keep_with_adapter
 
@@ -373,15 +374,6 @@ def test_requests_that_have_ended_are_forgotten(keep, version):
 @BOTH
 def test_resizing_a_queue_that_is_closed_meanwhile_is_refused(keep, version):
     queue = keep.adapter.create_completion_queue(8)
-    outcome: list[BaseException | None] = []
-
-    def resize() -> None:
-        try:
-            queue.resize(16)
-            outcome.append(None)
-        except BaseException as failure:
-            outcome.append(failure)
-
     checked = threading.Event()
     check = queue._check
 
@@ -390,14 +382,13 @@ def test_resizing_a_queue_that_is_closed_meanwhile_is_refused(keep, version):
         checked.set()
 
     queue._check = notice
-    thread = threading.Thread(target=resize)
     with queue._lock:
-        thread.start()
+        resizing = Elsewhere(lambda: queue.resize(16)).start()
         assert checked.wait(DEADLINE_S)
         queue._defunct = queue._closed_error
-    thread.join(DEADLINE_S)
+    with pytest.raises(ndpy.ClosedError):
+        resizing.result()
     queue._defunct = None
-    assert [type(failure) for failure in outcome] == [ndpy.ClosedError]
     queue.close()
 
 

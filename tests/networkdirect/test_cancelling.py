@@ -7,11 +7,11 @@ softnd's delays make these races likely. Each test has a private softnd and fail
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 
 import pytest
 from kit.helpers import DEADLINE_S, Keeper, ask, connect_pair, create_end, host_of, rounds, succeed, wait_until
+from kit.threads import in_threads
 from overlapped_requests import EndingCounts, outcome, pause, send_empty
 from own_softnd import opened
 
@@ -45,14 +45,8 @@ def test_two_threads_cancel_the_same_registrations(softnd):
         endings = EndingCounts()
         for _ in range(rounds(100, 8)):
             pendings = [endings.watch(adapter.begin_register(bytearray(64))) for _ in range(20)]
-            threads = [
-                threading.Thread(target=lambda todo=todo: [pending.cancel() for pending in todo])
-                for todo in (pendings, pendings[::-1])
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(DEADLINE_S)
+            orders = (pendings, pendings[::-1])
+            in_threads(2, lambda number, orders=orders: [pending.cancel() for pending in orders[number]])
             for pending in pendings:
                 result = outcome(pending)
                 if not isinstance(result, ndpy.CanceledError):

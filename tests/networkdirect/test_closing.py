@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from kit.helpers import DEADLINE_S, ask, create_end, establish, memory
+from kit.threads import Elsewhere
 from own_softnd import keep_with_adapter
 
 import ndpy
@@ -32,9 +33,10 @@ def test_whoever_looks_at_the_requests_of_a_queue_pair_finds_nothing_that_close_
         queue_pair._wait_until_ended(0)
         in_or_over.set()
 
+    looking = Elsewhere(look)
+
     def leave(what) -> None:
-        threads.append(threading.Thread(target=look))
-        threads[0].start()
+        looking.start()
         in_or_over.wait(DEADLINE_S)
         leave_slots(what)
 
@@ -42,10 +44,9 @@ def test_whoever_looks_at_the_requests_of_a_queue_pair_finds_nothing_that_close_
         free_slots(native)
         freed.set()
 
-    threads: list[threading.Thread] = []
     queue_pair._count_posted, queue_pair._native_free_slots, queue_pair._free_slots = posted, leave, free
     queue_pair.close()
-    threads[0].join(DEADLINE_S)
+    looking.result()
     assert not any(used)
 
 
@@ -97,24 +98,22 @@ def test_a_window_is_not_freed_while_it_is_being_bound_or_invalidated(keep):
 
     def close_meanwhile(post):
         def posting(*arguments):
-            thread = threading.Thread(target=window.close)
-            thread.start()
-            thread.join(0.05)
+            closing.append(Elsewhere(window.close).start())
+            closing[-1].thread.join(0.05)
             seen.append(window._native)
-            threads.append(thread)
             return post(*arguments)
 
         return posting
 
-    threads: list[threading.Thread] = []
+    closing: list[Elsewhere] = []
     queue_pair.bind(window, region)
     queue_pair._native_post_invalidate = close_meanwhile(queue_pair._native_post_invalidate)
     queue_pair.invalidate(window)
-    threads.pop().join(DEADLINE_S)
+    closing.pop().result()
     other = window = keep(keep.adapter.create_memory_window())
     queue_pair._native_post_bind = close_meanwhile(queue_pair._native_post_bind)
     queue_pair.bind(other, region)
-    threads.pop().join(DEADLINE_S)
+    closing.pop().result()
     assert len(seen) == 2
     assert None not in seen
 

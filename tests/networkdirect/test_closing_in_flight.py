@@ -7,12 +7,14 @@ softnd's delays make these races likely. Each test has a private softnd and fail
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import time
 
 import pytest
 from kit.helpers import DEADLINE_S, Keeper, create_end, host_of, memory, require, rounds, sample, wait_until
+from kit.threads import Elsewhere, beside
 from overlapped_requests import EndingCounts, outcome, pause
 from own_softnd import SOFTND, child, opened
 
@@ -63,28 +65,18 @@ def test_closing_a_region_that_is_being_deregistered_waits_for_it(softnd):
 def test_closing_a_completion_queue_ends_all_that_wait_for_it(softnd, cancel_ms):
     with opened(softnd, delay_cancel_ms=cancel_ms) as (adapter, keep):
         for _ in range(rounds(40, 4)):
-            endings, ended = EndingCounts(), []
+            endings = EndingCounts()
             queue = adapter.create_completion_queue(16)
             poller = keep(ndpy.Poller())
             poller.add(queue)
             with pytest.raises(ndpy.TimeoutError):
                 poller.wait(0)
 
-            def wait(queue=queue, ended=ended) -> None:
-                try:
-                    queue.wait(DEADLINE_S)
-                except ndpy.NdpyError as error:
-                    ended.append(type(error))
-
-            threads = [threading.Thread(target=wait) for _ in range(3)]
-            for thread in threads:
-                thread.start()
+            waiting = [Elsewhere(lambda queue=queue: queue.wait(DEADLINE_S)).start() for _ in range(3)]
             armed = [endings.watch(queue.arm(kind)) for kind in (Notify.ANY, Notify.SOLICITED, Notify.ERRORS)]
             wait_until(lambda queue=queue: len(queue._waiters) == 3, "the threads wait")
             queue.close()
-            for thread in threads:
-                thread.join(DEADLINE_S)
-            assert ended == [ndpy.ClosedError] * 3
+            assert [type(one.outcome()) for one in waiting] == [ndpy.ClosedError] * 3
             endings.check()
             assert {type(outcome(pending)) for pending in armed} == {ndpy.CanceledError}
             poller.close()
@@ -111,33 +103,22 @@ def test_closing_a_shared_receive_queue_while_others_arm_and_post(softnd):
         require(adapter, ndpy.Capability.SHARED_RECEIVE_QUEUES)
         region = memory(keep, adapter, 64)
         for _ in range(rounds(100, 10)):
-            endings, failures = EndingCounts(), []
+            endings = EndingCounts()
             queue = adapter.create_shared_receive_queue(512, threshold=2)
             for _ in range(4):
                 queue.receive(region)
             running = threading.Barrier(3)
 
-            def work(call, queue=queue, failures=failures, running=running) -> None:
+            def work(call, running=running) -> None:
                 running.wait(DEADLINE_S)
-                try:
+                with contextlib.suppress(ndpy.ClosedError):
                     for _ in range(200):
-                        call(queue)
-                except ndpy.ClosedError:
-                    return
-                except BaseException as error:
-                    failures.append(error)
+                        call()
 
-            threads = [
-                threading.Thread(target=work, args=(lambda queue, endings=endings: endings.watch(queue.arm()),)),
-                threading.Thread(target=work, args=(lambda queue: queue.receive(region),)),
-            ]
-            for thread in threads:
-                thread.start()
-            running.wait(DEADLINE_S)
-            queue.close()
-            for thread in threads:
-                thread.join(DEADLINE_S)
-            assert failures == []
+            arm = functools.partial(work, lambda queue=queue, endings=endings: endings.watch(queue.arm()))
+            with beside(arm, functools.partial(work, lambda queue=queue: queue.receive(region))):
+                running.wait(DEADLINE_S)
+                queue.close()
             endings.check()
 
 

@@ -183,8 +183,7 @@ def test_h_8_a_connection_whose_end_cannot_be_watched_has_ended(keep, version, n
     offer.connecting.result(DEADLINE_S)
     name = "IND2Connector_NotifyDisconnect" if version == 2 else "INDConnector_NotifyDisconnect"
     native.answer(name, CONNECTION_INVALID)
-    offer.client.complete_connect(DEADLINE_S)
-    accepting.result(DEADLINE_S)
+    offer.complete(accepting)
     assert offer.client.state == offer.server.state == "disconnected"
     offer.client.wait_disconnected(0)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from kit.walking import DEADLINE_S, GRACE_S, Elsewhere, walk
 from native_points import points  # noqa: F401
@@ -75,16 +73,15 @@ def test_an_adapter_that_is_closed_at_any_point_of_making_something_stays_open(s
 def test_a_poller_forgets_a_queue_that_is_closed_while_it_is_added(softnd, monkeypatch):
     with softnd.open() as adapter, ndpy.Poller() as poller:
         queue = adapter.create_completion_queue(4)
-        closing = threading.Thread(target=queue.close)
+        closing = Elsewhere(queue.close)
         request = pollers.Request
 
         def late(*arguments, **more):
-            closing.start()
-            closing.join(0.2)
+            closing.start().thread.join(0.2)
             return request(*arguments, **more)
 
         monkeypatch.setattr(pollers, "Request", late)
         poller.add(queue)
-        closing.join(DEADLINE_S)
+        closing.result()
         assert queue.closed
         assert not poller._queues

@@ -17,68 +17,37 @@ from ndpy.platforms.networkdirect.native_calls import ffi, lib, status_error, st
 
 CDEFS = Path(__file__).resolve().parent.parent.parent / "cdefs"
 
-# Contract B.3 and B.4: identifier, number of slots, and the interface's own methods, which follow those of its base.
+# Contract B.3 to B.5: number of slots, identifier, and the interface's own methods, which follow those of its base.
+_INTERFACES = """
+IUnknown 3 00000000-0000-0000-C000-000000000046 QueryInterface AddRef Release
+IClassFactory 5 00000001-0000-0000-C000-000000000046 CreateInstance LockServer
+IND2Overlapped 5 ABF72719-B016-4A40-A6F7-622791A7044C CancelOverlappedRequests GetOverlappedResult
+IND2CompletionQueue 9 20CC445E-64A0-4CBB-AA75-F6A7251FDA9E GetNotifyAffinity Resize Notify GetResults
+IND2SharedReceiveQueue 9 AABD67DC-459A-4DB1-826B-56CFCC278883 GetNotifyAffinity Modify Notify Receive
+IND2MemoryWindow 4 070FE1F5-0AB5-4361-88DB-974BA704D4B9 GetRemoteToken
+IND2MemoryRegion 9 55DFEA2F-BC56-4982-8A45-0301BE46C413 Register Deregister GetLocalToken GetRemoteToken
+IND2QueuePair 10 EEF2F332-B75D-4063-BCE3-3A0BAD2D02CE Flush Send Receive Bind Invalidate Read Write
+IND2Connector 16 7DD615C4-6B4C-4866-950C-F3B1D25A5302 Bind Connect CompleteConnect Accept Reject GetReadLimits
+    GetPrivateData GetLocalAddress GetPeerAddress NotifyDisconnect Disconnect
+IND2Listener 9 65D23D83-3A57-4E02-86A4-350165C2D130 Bind Listen GetLocalAddress GetConnectionRequest
+IND2Adapter 14 D89C798C-4823-4D69-846C-DFDCCFF9E5F3 CreateOverlappedFile Query QueryAddressList CreateCompletionQueue
+    CreateMemoryRegion CreateMemoryWindow CreateSharedReceiveQueue CreateQueuePair CreateQueuePairWithSrq
+    CreateConnector CreateListener
+IND2Provider 6 49EAE6C1-76C4-46D0-8003-5C2EAA2C9A8E QueryAddressList ResolveAddress OpenAdapter
+INDOverlapped 5 C859E15E-75E2-4FE3-8D6D-0DFF36F02442 CancelOverlappedRequests GetOverlappedResult
+INDCompletionQueue 8 1245A633-2A32-473A-830C-E05D1F869D02 Resize Notify GetResults
+INDEndpoint 13 DBD00EAB-B679-44A9-BD65-E82F3DE12D1A Flush StartRequestBatch SubmitRequestBatch Send SendAndInvalidate
+    Receive Bind Invalidate Read Write
+INDConnector 15 1BCAF2D1-E274-4AEB-AC57-CD5D4376E0B7 CreateEndpoint Connect CompleteConnect Accept Reject
+    GetConnectionData GetLocalAddress GetPeerAddress NotifyDisconnect Disconnect
+INDListen 6 BB902588-BA3F-4441-9FE1-3B6795E4E668 GetConnectionRequest
+INDAdapter 14 A023C5A0-5B73-43BC-8D20-33AA07E9510F GetFileHandle Query Control CreateCompletionQueue RegisterMemory
+    DeregisterMemory CreateMemoryWindow CreateConnector Listen
+INDProvider 5 0C5DD316-5FDF-47E6-B2D0-2A6EDA8D39DD QueryAddressList OpenAdapter
+"""
 INTERFACES = {
-    "IUnknown": ("00000000-0000-0000-C000-000000000046", 3, "QueryInterface AddRef Release"),
-    "IClassFactory": ("00000001-0000-0000-C000-000000000046", 5, "CreateInstance LockServer"),
-    "IND2Overlapped": ("ABF72719-B016-4A40-A6F7-622791A7044C", 5, "CancelOverlappedRequests GetOverlappedResult"),
-    "IND2CompletionQueue": (
-        "20CC445E-64A0-4CBB-AA75-F6A7251FDA9E",
-        9,
-        "GetNotifyAffinity Resize Notify GetResults",
-    ),
-    "IND2SharedReceiveQueue": (
-        "AABD67DC-459A-4DB1-826B-56CFCC278883",
-        9,
-        "GetNotifyAffinity Modify Notify Receive",
-    ),
-    "IND2MemoryWindow": ("070FE1F5-0AB5-4361-88DB-974BA704D4B9", 4, "GetRemoteToken"),
-    "IND2MemoryRegion": (
-        "55DFEA2F-BC56-4982-8A45-0301BE46C413",
-        9,
-        "Register Deregister GetLocalToken GetRemoteToken",
-    ),
-    "IND2QueuePair": ("EEF2F332-B75D-4063-BCE3-3A0BAD2D02CE", 10, "Flush Send Receive Bind Invalidate Read Write"),
-    "IND2Connector": (
-        "7DD615C4-6B4C-4866-950C-F3B1D25A5302",
-        16,
-        "Bind Connect CompleteConnect Accept Reject GetReadLimits GetPrivateData GetLocalAddress GetPeerAddress "
-        "NotifyDisconnect Disconnect",
-    ),
-    "IND2Listener": (
-        "65D23D83-3A57-4E02-86A4-350165C2D130",
-        9,
-        "Bind Listen GetLocalAddress GetConnectionRequest",
-    ),
-    "IND2Adapter": (
-        "D89C798C-4823-4D69-846C-DFDCCFF9E5F3",
-        14,
-        "CreateOverlappedFile Query QueryAddressList CreateCompletionQueue CreateMemoryRegion CreateMemoryWindow "
-        "CreateSharedReceiveQueue CreateQueuePair CreateQueuePairWithSrq CreateConnector CreateListener",
-    ),
-    "IND2Provider": ("49EAE6C1-76C4-46D0-8003-5C2EAA2C9A8E", 6, "QueryAddressList ResolveAddress OpenAdapter"),
-    # Contract B.5.
-    "INDOverlapped": ("C859E15E-75E2-4FE3-8D6D-0DFF36F02442", 5, "CancelOverlappedRequests GetOverlappedResult"),
-    "INDCompletionQueue": ("1245A633-2A32-473A-830C-E05D1F869D02", 8, "Resize Notify GetResults"),
-    "INDEndpoint": (
-        "DBD00EAB-B679-44A9-BD65-E82F3DE12D1A",
-        13,
-        "Flush StartRequestBatch SubmitRequestBatch Send SendAndInvalidate Receive Bind Invalidate Read Write",
-    ),
-    "INDConnector": (
-        "1BCAF2D1-E274-4AEB-AC57-CD5D4376E0B7",
-        15,
-        "CreateEndpoint Connect CompleteConnect Accept Reject GetConnectionData GetLocalAddress GetPeerAddress "
-        "NotifyDisconnect Disconnect",
-    ),
-    "INDListen": ("BB902588-BA3F-4441-9FE1-3B6795E4E668", 6, "GetConnectionRequest"),
-    "INDAdapter": (
-        "A023C5A0-5B73-43BC-8D20-33AA07E9510F",
-        14,
-        "GetFileHandle Query Control CreateCompletionQueue RegisterMemory DeregisterMemory CreateMemoryWindow "
-        "CreateConnector Listen",
-    ),
-    "INDProvider": ("0C5DD316-5FDF-47E6-B2D0-2A6EDA8D39DD", 5, "QueryAddressList OpenAdapter"),
+    name: (identifier, int(slots), " ".join(methods))
+    for name, slots, identifier, *methods in map(str.split, re.split(r"\n(?=\w)", _INTERFACES.strip()))
 }
 
 # Contract B.2.
@@ -150,71 +119,27 @@ STATUSES = [
     (0x80040111, "CLASS_E_CLASSNOTAVAILABLE", ndpy.UnsupportedError),
 ]
 
-# Contract B.6: offsets, then the size.
+# Contract B.6: size, then each field and its offset.
+_LAYOUTS = """
+nd_overlapped 32 internal:0 internal_high:8 offset:16 offset_high:20 event:24
+nd2_sge 16 buffer:0 buffer_length:8 memory_region_token:12
+nd2_result 32 status:0 bytes_transferred:4 queue_pair_context:8 request_context:16 request_type:24
+nd2_adapter_info 96 info_version:0 vendor_id:4 device_id:6 adapter_id:8 max_registration_size:16 max_window_size:24
+    max_initiator_sge:32 max_receive_sge:36 max_read_sge:40 max_transfer_length:44 max_inline_data_size:48
+    max_inbound_read_limit:52 max_outbound_read_limit:56 max_receive_queue_depth:60 max_initiator_queue_depth:64
+    max_shared_receive_queue_depth:68 max_completion_queue_depth:72 inline_request_threshold:76
+    large_request_threshold:80 max_caller_data:84 max_callee_data:88 adapter_flags:92
+nd_sge 24 address:0 length:8 region:16
+nd_result 16 status:0 bytes_transferred:8
+nd_adapter_info1 128 vendor_id:0 device_id:4 max_inbound_sge:8 max_inbound_requests:16 max_inbound_length:24
+    max_outbound_sge:32 max_outbound_requests:40 max_outbound_length:48 max_inline_data:56 max_inbound_read_limit:64
+    max_outbound_read_limit:72 max_cq_entries:80 max_registration_size:88 max_window_size:96 large_request_threshold:104
+    max_caller_data:112 max_callee_data:120
+"""
+
 LAYOUTS = {
-    "struct nd_overlapped": ({"internal": 0, "internal_high": 8, "offset": 16, "offset_high": 20, "event": 24}, 32),
-    "struct nd2_sge": ({"buffer": 0, "buffer_length": 8, "memory_region_token": 12}, 16),
-    "struct nd2_result": (
-        {
-            "status": 0,
-            "bytes_transferred": 4,
-            "queue_pair_context": 8,
-            "request_context": 16,
-            "request_type": 24,
-        },
-        32,
-    ),
-    "struct nd2_adapter_info": (
-        {
-            "info_version": 0,
-            "vendor_id": 4,
-            "device_id": 6,
-            "adapter_id": 8,
-            "max_registration_size": 16,
-            "max_window_size": 24,
-            "max_initiator_sge": 32,
-            "max_receive_sge": 36,
-            "max_read_sge": 40,
-            "max_transfer_length": 44,
-            "max_inline_data_size": 48,
-            "max_inbound_read_limit": 52,
-            "max_outbound_read_limit": 56,
-            "max_receive_queue_depth": 60,
-            "max_initiator_queue_depth": 64,
-            "max_shared_receive_queue_depth": 68,
-            "max_completion_queue_depth": 72,
-            "inline_request_threshold": 76,
-            "large_request_threshold": 80,
-            "max_caller_data": 84,
-            "max_callee_data": 88,
-            "adapter_flags": 92,
-        },
-        96,
-    ),
-    "struct nd_sge": ({"address": 0, "length": 8, "region": 16}, 24),
-    "struct nd_result": ({"status": 0, "bytes_transferred": 8}, 16),
-    "struct nd_adapter_info1": (
-        {
-            "vendor_id": 0,
-            "device_id": 4,
-            "max_inbound_sge": 8,
-            "max_inbound_requests": 16,
-            "max_inbound_length": 24,
-            "max_outbound_sge": 32,
-            "max_outbound_requests": 40,
-            "max_outbound_length": 48,
-            "max_inline_data": 56,
-            "max_inbound_read_limit": 64,
-            "max_outbound_read_limit": 72,
-            "max_cq_entries": 80,
-            "max_registration_size": 88,
-            "max_window_size": 96,
-            "large_request_threshold": 104,
-            "max_caller_data": 112,
-            "max_callee_data": 120,
-        },
-        128,
-    ),
+    f"struct {name}": ({field: int(offset) for field, offset in (word.split(":") for word in words)}, int(size))
+    for name, size, *words in map(str.split, re.split(r"\n(?=\w)", _LAYOUTS.strip()))
 }
 
 

@@ -7,10 +7,10 @@ counts.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import random
 import sys
-import threading
 import time
 
 import pytest
@@ -27,6 +27,7 @@ from kit.helpers import (
     take,
     wait_until,
 )
+from kit.threads import beside
 from overlapped_requests import EndingCounts, outcome, send_empty
 from own_softnd import handles, open_handles, opened
 
@@ -127,22 +128,15 @@ def test_many_threads_wait_arm_poll_and_close_at_once(softnd):
             queue = pair.server.cq
             poller = ndpy.Poller()
             poller.add(queue)
-            endings, failures, taken = EndingCounts(), [], []
+            endings, taken = EndingCounts(), []
             deadline = time.monotonic() + 20
 
-            def guarded(work, failures=failures, deadline=deadline):
-                def run() -> None:
-                    try:
-                        while time.monotonic() < deadline:
-                            with contextlib.suppress(ndpy.TimeoutError):
-                                work()
-                        failures.append(AssertionError("not ended by closing"))
-                    except ndpy.ClosedError:
-                        pass
-                    except BaseException as error:
-                        failures.append(error)
-
-                return threading.Thread(target=run)
+            def until_closed(work, deadline=deadline) -> None:
+                with contextlib.suppress(ndpy.ClosedError):
+                    while time.monotonic() < deadline:
+                        with contextlib.suppress(ndpy.TimeoutError):
+                            work()
+                    pytest.fail("not ended by closing")
 
             def wait(queue=queue, taken=taken) -> None:
                 taken.extend(queue.wait(0.005))
@@ -165,21 +159,16 @@ def test_many_threads_wait_arm_poll_and_close_at_once(softnd):
                 poller.wake()
                 time.sleep(0.001)
 
-            threads = [guarded(work) for work in (wait, wait, wait_long, wait_long, poll, arm, wake)]
-            for thread in threads:
-                thread.start()
-            for context in range(200):
-                send_empty(pair, context)
-                if rng.random() < 0.05:
-                    time.sleep(0.002)
-            wait_until(lambda taken=taken: len(taken) >= 200, "every completion is taken")
-            first = [poller, pair.server.queue_pair] if rng.random() < 0.5 else [pair.server.queue_pair, poller]
-            for thing in (*first, queue):
-                thing.close()
-            for thread in threads:
-                thread.join(DEADLINE_S)
-            assert failures == []
-            assert not any(thread.is_alive() for thread in threads)
+            works = (wait, wait, wait_long, wait_long, poll, arm, wake)
+            with beside(*(functools.partial(until_closed, work) for work in works)):
+                for context in range(200):
+                    send_empty(pair, context)
+                    if rng.random() < 0.05:
+                        time.sleep(0.002)
+                wait_until(lambda taken=taken: len(taken) >= 200, "every completion is taken")
+                first = [poller, pair.server.queue_pair] if rng.random() < 0.5 else [pair.server.queue_pair, poller]
+                for thing in (*first, queue):
+                    thing.close()
             contexts = [completion.context for completion in taken if completion.ok]
             assert sorted(contexts) == list(range(200))
             endings.check()

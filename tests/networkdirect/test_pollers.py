@@ -12,6 +12,7 @@ import time
 
 import pytest
 from kit.helpers import DEADLINE_S, connect_pair, rounds, take, wait_until
+from kit.threads import beside
 from overlapped_requests import send_empty
 from own_softnd import handles, opened
 
@@ -35,19 +36,15 @@ def test_packets_and_wake_ups_of_a_poller_do_not_lose_each_other(softnd):
                 send_empty(pair, context)
                 wait_until(lambda context=context: len(taken) > context - 100, "the poller follows")
 
-        threads = [threading.Thread(target=wake), threading.Thread(target=send)]
-        for thread in threads:
-            thread.start()
         deadline = time.monotonic() + 2 * DEADLINE_S
-        while len(taken) < count or not woken[0]:
-            assert time.monotonic() < deadline
-            ready = poller.wait(DEADLINE_S)
-            woken[0] += not ready
-            for _, completions in ready:
-                taken += [completion.context for completion in completions]
-        stop.set()
-        for thread in threads:
-            thread.join(DEADLINE_S)
+        with beside(wake, send):
+            while len(taken) < count or not woken[0]:
+                assert time.monotonic() < deadline
+                ready = poller.wait(DEADLINE_S)
+                woken[0] += not ready
+                for _, completions in ready:
+                    taken += [completion.context for completion in completions]
+            stop.set()
         assert taken == list(range(count))
 
 
@@ -175,12 +172,9 @@ def test_closing_a_poller_that_waits_while_packets_come(softnd):
                         for _, completions in poller.wait(DEADLINE_S):
                             taken.extend(completions)
 
-            waiter = threading.Thread(target=wait)
-            waiter.start()
-            send_empty(pair, context)
-            poller.close()
-            waiter.join(DEADLINE_S)
-            assert not waiter.is_alive()
+            with beside(wait):
+                send_empty(pair, context)
+                poller.close()
             # The poller took it, or it is still in the queue.
             got = taken or take(pair.server.cq)
             assert [completion.context for completion in got] == [context]
