@@ -65,7 +65,8 @@ bool address_is_usable(const struct sockaddr *address)
     return (address->sa_family == AF_INET || address->sa_family == AF_INET6) && !address_is_wildcard(address);
 }
 
-/* A numeric address, perhaps with the name or the index of an interface behind "%". */
+/* A numeric address, perhaps with the name or the index of an interface behind "%". The family is written as the other
+ * functions of this file read it: of two types, the compiler takes the one not to change the other. */
 static bool read_address(char *text, struct sockaddr_storage *out)
 {
     struct sockaddr_in6 *six = (struct sockaddr_in6 *)out;
@@ -75,12 +76,12 @@ static bool read_address(char *text, struct sockaddr_storage *out)
     if (scope != NULL)
         *scope++ = '\0';
     if (scope == NULL && inet_pton(AF_INET, text, &((struct sockaddr_in *)out)->sin_addr) == 1) {
-        out->ss_family = AF_INET;
+        ((struct sockaddr *)out)->sa_family = AF_INET;
         return true;
     }
     if (inet_pton(AF_INET6, text, &six->sin6_addr) != 1)
         return false;
-    out->ss_family = AF_INET6;
+    ((struct sockaddr *)out)->sa_family = AF_INET6;
     if (scope == NULL)
         return true;
     six->sin6_scope_id = if_nametoindex(scope);
