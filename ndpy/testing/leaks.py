@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import linecache
 import os
+import re
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
-from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import ndpy
@@ -22,8 +23,9 @@ from ndpy.tools.machines.kernel_log import RunningKernel, find_bugs
 IN_VM = "NDPY_TESTING_IN_VM"
 #: Threads and connections that end by themselves have so long.
 _GRACE_S = 2.0
-# Files of frames that say nothing to the author of a test.
-_INSIDE = (str(Path(ndpy.__file__).parent) + os.sep, contextlib.__file__)
+# Modules that say nothing to the author of a test. What pytest calls without a test between is a fixture of the plugin.
+_INSIDE = re.compile(r"(?:ndpy|pytest_ndpy|contextlib)(?:\.|$)")
+_PYTEST = re.compile(r"(?:_pytest|pluggy)\.")
 _MADE = ", made at "
 #: Where each open object was made, by its serial number.
 _places: dict[int, str] = {}
@@ -36,11 +38,12 @@ def _note_places() -> None:
 
     def note(self: Resource) -> None:
         opened(self)
-        for frame in reversed(traceback.extract_stack(sys._getframe(1), limit=20)):
-            if not frame.filename.startswith(_INSIDE):
-                if frame.name != "rdma_adapter":
-                    _places[self._serial] = f"{frame.filename}:{frame.lineno}: {frame.line}"
-                return
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and _INSIDE.match(frame.f_globals.get("__name__", "")):
+            frame = frame.f_back
+        if frame is not None and not _PYTEST.match(frame.f_globals.get("__name__", "")):
+            file, line = frame.f_code.co_filename, frame.f_lineno
+            _places[self._serial] = f"{file}:{line}: {linecache.getline(file, line).strip()}"
 
     Resource._opened = note  # type: ignore[method-assign, assignment]
 

@@ -42,7 +42,8 @@ def _find(config: pytest.Config) -> str:
         with ndpy.open_adapter(wanted) as adapter:
             return adapter.info.name
     except (ndpy.AdapterNotFoundError, ndpy.ProviderNotFoundError) as error:
-        pytest.fail(f"the adapter of --rdma {place} is not usable: {error}", pytrace=False)
+        text = f"the adapter of --rdma {place} is not usable: {error}"
+        raise pytest.fail.Exception(text, pytrace=False) from None
 
 
 def _soft() -> str:

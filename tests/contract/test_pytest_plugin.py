@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 from kit.deadlines import patient
+from kit.helpers import STRESS
 
 import ndpy
 
+# Under Wine a session takes five to twenty seconds.
+slow_on_windows = pytest.mark.skipif(
+    sys.platform == "win32" and not STRESS, reason="with NDPY_STRESS=1 only: it starts processes"
+)
 ROOT = Path(__file__).resolve().parents[2]
 
 PEERS = """
@@ -53,6 +58,11 @@ def session(pytester, adapter_name, request, monkeypatch):
         # A checkout that is not installed.
         plugin = ["-p", "pytest_ndpy"]
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+
+    provider = os.environ.get("NDPY_PROVIDER")
+    if provider:
+        # `pytester` has left the working folder, from which it may be named.
+        monkeypatch.setenv("NDPY_PROVIDER", str(ROOT / provider))
 
     def run(source: str, *arguments: str, where: list[str] = where) -> pytest.RunResult:
         pytester.makepyfile(source)
@@ -108,6 +118,7 @@ def test_the_fixtures_work_and_leave_nothing(session):
     result.assert_outcomes(passed=5)
 
 
+@slow_on_windows
 def test_the_checks_of_smoke_are_tests(session):
     result = session("", "--pyargs", "ndpy.smoke", "-k", "load or notification or refusals", "-rA")
     assert result.ret == 0, result.stdout.str()
@@ -179,6 +190,7 @@ def test_a_peer_is_another_process_whose_failure_is_the_tests(session):
     result.stdout.fnmatch_lines(["*fail() in process * has failed: *", "*LookupError: nothing here"])
 
 
+@slow_on_windows
 def test_a_peer_that_hangs_is_named_and_killed(session, pytester):
     pytester.makeconftest("from ndpy.testing import peers\n\npeers._GRACE_S = 1.0")
     result = session(PEERS + "\n    def test_hanging(rdma_peer):\n        assert rdma_peer(hang).get() == 'begun'\n")
@@ -186,6 +198,7 @@ def test_a_peer_that_hangs_is_named_and_killed(session, pytester):
     result.stdout.fnmatch_lines(["*hang() in process * still runs * after the test, and was killed", "hanging"])
 
 
+@slow_on_windows
 def test_what_the_adapter_lacks_is_skipped_by_its_name(session, adapter):
     missing = [one for one in ndpy.Capability if one not in adapter.info.capabilities]
     claimed = [one for one in ndpy.Capability if one in adapter.info.capabilities]
@@ -212,6 +225,7 @@ def test_what_the_adapter_lacks_is_skipped_by_its_name(session, adapter):
     result.stdout.fnmatch_lines([f"*{name} does not claim {missing[0].name}", f"*the queues of {name} have * places*"])
 
 
+@slow_on_windows
 def test_an_adapter_that_is_absent_fails_and_none_skips(session):
     source = """
         import pytest
@@ -232,6 +246,7 @@ def test_an_adapter_that_is_absent_fails_and_none_skips(session):
     session(source, "-rs", where=["--rdma", "none"]).assert_outcomes(passed=1, skipped=2)
 
 
+@slow_on_windows
 def test_a_session_without_rdma_imports_nothing(session):
     session(
         """
@@ -253,6 +268,7 @@ def test_the_usual_adapter_is_soft0(session, monkeypatch):
     )
 
 
+@slow_on_windows
 @pytest.mark.parametrize(
     "arguments", [("--rdma-adapter", "x"), ("--rdma", "soft", "--rdma-driver", "rxe"), ("--rdma", "somewhere")]
 )
