@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from interop.test_rc_pingpong import check_both_know_both, routable_gids
 from interop.test_rping import lines_of
+from kit.deadlines import patient
 from kit.helpers import only_under_stress, require, sample
 from kit.processes import EXAMPLES, Process, start_example, start_installed, start_python
 from kit.quirks import skip_where
@@ -32,7 +33,7 @@ RC_PINGPONG = ("ibv_rc_pingpong", distribution.VERBS_PROGRAMS)
 # Emulated machines are slow.
 LIMIT_S = 200
 # How long a program may take to say that the peer's host is not there: 10 s for its attempt, and its start.
-ABSENT_LIMIT_S = 25
+ABSENT_LIMIT_S = patient(25)
 PORT_OF_NOBODY = 7471
 
 # hello has both ends in one program.
