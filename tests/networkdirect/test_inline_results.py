@@ -6,9 +6,9 @@ Both are providers/inline_provider.c, which uses a softnd of its own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from kit.helpers import (
     take,
     wait_until,
 )
+from kit.threads import Elsewhere, beside
 from own_softnd import PROVIDERS, SOFTND, child
 
 import ndpy
@@ -79,20 +80,17 @@ def test_c_2_1_a_connection_whose_every_step_is_inline(inline, statuses):
     adapter = keep(inline(others_ms=5000))
     ends = [create_end(keep, adapter) for _ in range(2)]
     listener = keep(adapter.listen((host_of(adapter), 0)))
-    served: list[ndpy.Connector] = []
 
-    def serve() -> None:
+    def serve() -> ndpy.Connector:
         connector = keep(listener.get_request(DEADLINE_S))
         connector.accept(ends[1].queue_pair, timeout_s=DEADLINE_S)
-        served.append(connector)
+        return connector
 
-    server = threading.Thread(target=serve)
-    server.start()
+    server = Elsewhere(serve).start()
     client = keep(adapter.create_connector())
     client.connect(ends[0].queue_pair, listener.address, timeout_s=DEADLINE_S)
     client.complete_connect(DEADLINE_S)
-    server.join(DEADLINE_S)
-    (connector,) = served
+    connector = server.result()
     # Four requests were pending: one on each side that waits for the end of the connection, and the listener's
     # own, once before it took a request and once after. The last one may still be inside the provider.
     wait_until(lambda: statuses.count(PENDING) >= 4, "four requests are pending")
@@ -113,13 +111,9 @@ def test_c_2_1_requests_that_the_listener_gets_inline_are_served_once_each(inlin
         end = create_end(keep, adapter)
         connectors[number].begin_connect(end.queue_pair, listener.address, private_data=b"%d" % number)
 
-    clients = [threading.Thread(target=ask, args=(number,)) for number in range(len(connectors))]
-    for client in clients:
-        client.start()
-    asked = [keep(listener.get_request(DEADLINE_S)) for _ in connectors]
-    assert sorted(request.private_data for request in asked) == [b"0", b"1", b"2", b"3"]
-    for client in clients:
-        client.join(DEADLINE_S)
+    with beside(*(functools.partial(ask, number) for number in range(len(connectors)))):
+        asked = [keep(listener.get_request(DEADLINE_S)) for _ in connectors]
+        assert sorted(request.private_data for request in asked) == [b"0", b"1", b"2", b"3"]
     keep.close()
 
 

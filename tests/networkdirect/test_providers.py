@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from kit.helpers import DEADLINE_S, wait_until
+from kit.threads import in_threads
 from own_softnd import child
 
 import ndpy
@@ -105,41 +106,27 @@ def test_what_is_wrong_with_a_provider_is_said_with_its_name_and_the_number(name
             assert caught.value.native == number
 
 
-def test_a_provider_that_is_absent_is_named(tmp_path, monkeypatch):
-    path = tmp_path / "none.dll"
+def header_of_a_dll(machine: int) -> bytes:
+    return (b"MZ" + bytes(58) + struct.pack("<I", 64)) + b"PE\0\0" + struct.pack("<H", machine) + bytes(64)
+
+
+@pytest.mark.parametrize(
+    ("contents", "said"),
+    [
+        pytest.param(None, r"does not exist", id="absent"),
+        pytest.param(b"no DLL", r"cannot be loaded: it is not a DLL", id="no DLL"),
+        pytest.param(header_of_a_dll(0x14C), r"x86.*x64", id="of the wrong bitness"),
+        pytest.param(header_of_a_dll(0x8664), r"load provider.*cannot be loaded", id="ends after its header"),
+    ],
+)
+def test_what_is_no_provider_is_named(tmp_path, monkeypatch, contents, said):
+    path = tmp_path / "some.dll"
+    if contents is not None:
+        path.write_bytes(contents)
     for attempt in ways_to_open(path, monkeypatch):
-        with pytest.raises(ndpy.ProviderNotFoundError, match=r"does not exist") as caught:
+        with pytest.raises(ndpy.ProviderNotFoundError, match=said) as caught:
             attempt()
         assert str(path) in str(caught.value)
-
-
-def test_a_file_that_is_no_dll_is_named(tmp_path, monkeypatch):
-    path = tmp_path / "text.dll"
-    path.write_text("no DLL")
-    for attempt in ways_to_open(path, monkeypatch):
-        with pytest.raises(ndpy.ProviderNotFoundError, match=r"cannot be loaded") as caught:
-            attempt()
-        assert str(path) in str(caught.value)
-
-
-def test_a_dll_of_the_wrong_bitness_says_so(tmp_path, monkeypatch):
-    path = tmp_path / "x86.dll"
-    path.write_bytes((b"MZ" + bytes(58) + struct.pack("<I", 64)) + b"PE\0\0" + struct.pack("<H", 0x14C) + bytes(64))
-    for attempt in ways_to_open(path, monkeypatch):
-        with pytest.raises(ndpy.ProviderNotFoundError, match=r"x86.*x64") as caught:
-            attempt()
-        assert str(path) in str(caught.value)
-
-
-def test_a_dll_that_windows_cannot_load_is_named_with_windows_number(tmp_path, monkeypatch):
-    """The file has the header of a DLL for this process, and ends after the header."""
-    path = tmp_path / "cut.dll"
-    path.write_bytes((b"MZ" + bytes(58) + struct.pack("<I", 64)) + b"PE\0\0" + struct.pack("<H", 0x8664) + bytes(64))
-    for attempt in ways_to_open(path, monkeypatch):
-        with pytest.raises(ndpy.ProviderNotFoundError, match="cannot be loaded") as caught:
-            attempt()
-        assert str(path) in str(caught.value)
-        assert "load provider" in str(caught.value)
 
 
 @pytest.mark.parametrize("version", [2, 1])
@@ -335,26 +322,14 @@ def test_a_4_3_softnd_is_unloaded_when_its_threads_have_ended(copy_of):
 
 
 def test_many_threads_load_and_unload_one_provider(copy_of):
-    import threading
-
     path = copy_of("UNLOADS")
-    failures: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            for _ in range(20):
-                with ndpy.open_adapter("127.0.0.2", provider=path) as adapter:
-                    assert adapter.info.adapter_id == 8
-        except BaseException as failure:
-            failures.append(failure)
+    def work(_) -> None:
+        for _ in range(20):
+            with ndpy.open_adapter("127.0.0.2", provider=path) as adapter:
+                assert adapter.info.adapter_id == 8
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(3 * DEADLINE_S)
-    assert failures == []
-    assert not any(thread.is_alive() for thread in threads)
+    in_threads(4, work, 3 * DEADLINE_S)
     assert not mapped(path)
 
 

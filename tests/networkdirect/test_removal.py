@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 
 import pytest
 from kit.helpers import DEADLINE_S, Keeper, connect_ends, connect_pair, create_end, host_of, memory, wait_until
+from kit.threads import Elsewhere
 
 import ndpy
 from ndpy import Access
@@ -35,14 +35,7 @@ def peers(softnd, adapter, keep):
     """An end on the adapter. Its peer is on another adapter, which is not removed."""
     other = keep(softnd.open())
     end, far = create_end(keep, adapter), create_end(keep, other)
-    listener = keep(other.listen((host_of(other), 0)))
-    end = type(end)(end.queue_pair, end.cq, keep(adapter.create_connector()))
-    connecting = end.connector.begin_connect(end.queue_pair, listener.address)
-    far = type(far)(far.queue_pair, far.cq, keep(listener.get_request(DEADLINE_S)))
-    accepting = far.connector.begin_accept(far.queue_pair)
-    connecting.result(DEADLINE_S)
-    end.connector.complete_connect(DEADLINE_S)
-    accepting.result(DEADLINE_S)
+    connect_ends(keep, adapter, end, far)
     return end, far
 
 
@@ -98,18 +91,10 @@ def test_b_7_7_every_class_says_that_the_adapter_has_gone(softnd, removed):
 
 
 def test_all_who_wait_are_told(softnd, removed):
-    ended: list[object] = []
-    threads: list[threading.Thread] = []
+    waiting: list[Elsewhere] = []
 
     def start(call) -> None:
-        def run() -> None:
-            try:
-                ended.append(call())
-            except ndpy.NdpyError as error:
-                ended.append(type(error))
-
-        threads.append(threading.Thread(target=run))
-        threads[-1].start()
+        waiting.append(Elsewhere(call).start())
 
     def prepare(adapter, keep):
         end, _ = peers(softnd, adapter, keep)
@@ -141,12 +126,10 @@ def test_all_who_wait_are_told(softnd, removed):
         return watching
 
     removed(prepare)
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert not any(thread.is_alive() for thread in threads)
+    ended = [one.outcome() for one in waiting]
     # A thread that waits for the end of a connection may see an ordinary end.
     assert len(ended) == (9 if softnd.version == 2 else 8)
-    assert [what for what in ended if what is not ndpy.DeviceRemovedError] in ([], [None])
+    assert [what for what in ended if type(what) is not ndpy.DeviceRemovedError] in ([], [None])
 
 
 def test_connections_in_the_making_end(softnd, removed):

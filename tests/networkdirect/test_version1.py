@@ -11,7 +11,6 @@ import gc
 import os
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -20,22 +19,25 @@ import pytest
 from kit.helpers import (
     DEADLINE_S,
     Keeper,
+    ask,
     assert_works,
     bind,
     connect_pair,
     contents,
     contexts,
     create_end,
-    host_of,
+    establish,
     memory,
     rounds,
     sample,
+    send_message,
     statuses,
     succeed,
     take,
     wait_until,
 )
 from kit.starting import create_process
+from kit.threads import in_threads
 from own_softnd import SOFTND, opened
 
 import ndpy
@@ -205,23 +207,14 @@ def test_i_2_8_deregistering_under_a_window_is_refused_and_harmless(softnd):
 
 
 def test_i_2_8_many_threads_register_and_deregister(softnd):
-    failures: list[BaseException] = []
     with opened(softnd, delay_registration_ms=1) as (adapter, _):
 
-        def work() -> None:
-            try:
-                for size in range(1, rounds(200, 20)):
-                    with adapter.register(bytearray(64 * size)) as region:
-                        assert region.local_token
-            except BaseException as failure:
-                failures.append(failure)
+        def work(_) -> None:
+            for size in range(1, rounds(200, 20)):
+                with adapter.register(bytearray(64 * size)) as region:
+                    assert region.local_token
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(DEADLINE_S)
-        assert failures == []
+        in_threads(4, work)
 
 
 # ---- I.3, I.4: windows and transfers ----
@@ -531,23 +524,11 @@ def test_one_process_with_an_adapter_of_each_version(softnd):
             create_end(keep, one).queue_pair.receive(memory(keep, two, 8))
         for near, far in ((one, two), (two, one)):
             client, server = create_end(keep, near), create_end(keep, far)
-            listener = keep(far.listen((host_of(far), 0)))
-            connector = keep(near.create_connector())
-            connecting = connector.begin_connect(client.queue_pair, listener.address, private_data=b"either way")
-            request = keep(listener.get_request(DEADLINE_S))
-            assert request.private_data == b"either way"
-            accepting = request.begin_accept(server.queue_pair)
-            connecting.result(DEADLINE_S)
-            connector.complete_connect(DEADLINE_S)
-            accepting.result(DEADLINE_S)
-            client.connector, server.connector = connector, request
+            offer = ask(keep, near, client.queue_pair, to=far, private_data=b"either way")
+            assert offer.server.private_data == b"either way"
+            establish(offer, server.queue_pair)
             for end, other in ((client, server), (server, client)):
-                inbox = memory(keep, other.queue_pair.adapter, 8)
-                other.queue_pair.receive(inbox)
-                end.queue_pair.send(memory(keep, end.queue_pair.adapter, b"hello"))
-                succeed(end.cq)
-                succeed(other.cq)
-                assert contents(inbox) == b"hello\0\0\0"
+                send_message(keep, end, other, b"hello")
             owner = memory(keep, far, b"original" * 8)
             remote = bind(server, keep(far.create_memory_window()), owner)
             local = memory(keep, near, 16, Access.LOCAL_WRITE | Access.READ_SINK)
@@ -560,5 +541,5 @@ def test_one_process_with_an_adapter_of_each_version(softnd):
                 client.queue_pair.read(local[0:8], region.remote()[2:10])
                 succeed(client.cq)
                 assert contents(local)[:8] == b"region o"
-            connector.disconnect(DEADLINE_S)
-            request.wait_disconnected(DEADLINE_S)
+            offer.client.disconnect(DEADLINE_S)
+            offer.server.wait_disconnected(DEADLINE_S)
