@@ -113,6 +113,12 @@ def connect(
         async with Finally(hub, hub.leave):
             for left in range(len(found), 0, -1):
                 share_s = None if timeout_s is None else max(0.0, end - loop.time()) / left
+                if timeout_s and not share_s:
+                    raise errors.TimeoutError(
+                        f"the {timeout_s:g} s for a connection to {address[0]} port {address[1]} were over before it was asked: "
+                        "opening the adapter took that long",
+                        operation="connect",
+                    )
                 try:
                     connection = Connection(hub, hello, close_timeout_s)
                     failed.append(connection)

@@ -167,6 +167,20 @@ def test_a_loop_that_is_closed_leaves_no_coroutine_that_was_never_awaited(adapte
     require_closed(adapter)
 
 
+def test_a_connection_whose_time_is_over_before_it_begins_says_so(adapter, monkeypatch):
+    """Opening an adapter may take seconds."""
+    join = server_module.Hub.join
+    monkeypatch.setattr(server_module.Hub, "join", lambda adapter: (time.sleep(0.02), join(adapter))[1])
+
+    async def main():
+        with pytest.raises(
+            ndpy.TimeoutError, match=r"the 0.01 s for a connection to .* port 9 were over before it was asked"
+        ):
+            await aio.connect((host_of(adapter), 9), adapter=adapter, timeout_s=0.01)
+
+    asyncio.run(main())
+
+
 async def aio_server(adapter):
     return await aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS)
 

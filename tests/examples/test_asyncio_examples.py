@@ -11,6 +11,7 @@ import threading
 
 import psutil
 import pytest
+from kit.deadlines import patient
 from kit.helpers import (
     DEADLINE_S,
     create_end,
@@ -353,7 +354,7 @@ def test_a_client_of_a_server_that_says_nothing_ends_at_its_time_limit(adapter, 
     thread.start()
     try:
         wait_until(lambda: address, "the server listens")
-        options = ["--port", address[0][1], "--adapter", adapter.info.name, "--timeout", 2]
+        options = ["--port", address[0][1], "--adapter", adapter.info.name, "--timeout", patient(2)]
         with start_python(EXAMPLES / f"{name}.py", role, host, *arguments, *options) as client:
             assert_one_line_error(client.finish(), name, "no answer within")
     finally:
