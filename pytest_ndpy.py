@@ -1,6 +1,7 @@
 """The pytest plugin of ndpy: an RDMA adapter in every session. `ndpy.testing` describes it.
 
-pytest loads this in every session of an environment that has ndpy, so it imports ndpy only when a test asks for an adapter.
+pytest loads this in every session of an environment that has ndpy, so it imports ndpy only when a test asks for an
+adapter.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rdma",
         choices=_WHERE,
         help="Where tests get their adapter. soft, the default: the software adapter of ndpy, without privileges. here: an "
-        "adapter of this machine. vm: the whole session runs in a VM with a driver of the kernel. none: tests that need an "
-        "adapter are skipped. With this option, every test is checked for what it leaves open.",
+        "adapter of this machine. vm: the whole session runs in a VM with a driver of the kernel. none: tests that "
+        "need an adapter are skipped. With this option, every test is checked for what it leaves open.",
     )
     group.addoption(
         "--rdma-adapter", metavar="NAME", help="With --rdma here: the adapter. Default: the first one that is active."
@@ -44,9 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "rdma(capabilities=None, min_depth=0, quirk=None, leaks=True): the test needs an adapter with these capabilities and "
-        "queues of at least this depth, and is skipped if the adapter lacks them. With a quirk that the adapter is known to "
-        "have, it has to fail. leaks=False: it is not checked for what it leaves open.",
+        "rdma(capabilities=None, min_depth=0, quirk=None, leaks=True): the test needs an adapter with these "
+        "capabilities and queues of at least this depth, and is skipped if the adapter lacks them. With a quirk that "
+        "the adapter is known to have, it has to fail. leaks=False: it is not checked for what it leaves open.",
     )
     where = config.getoption("--rdma")
     for option, needed in (("adapter", "here"), ("driver", "vm"), ("kernel", "vm")):
@@ -155,8 +156,8 @@ def rdma_adapter(rdma_adapter_name: str) -> Iterator[ndpy.Adapter]:
 def rdma_pair(rdma_adapter: ndpy.Adapter) -> Iterator[Pair]:
     """Two connected ends for one test, `client` and `server`, both in this process.
 
-    Each has a queue pair with 16 places in each queue, a completion queue, and a registered buffer of 64 KiB that the other
-    end may read and write. They are closed at the end.
+    Each has a queue pair with 16 places in each queue, a completion queue, and a registered buffer of 64 KiB that the
+    other end may read and write. They are closed at the end.
     """
     from ndpy.testing import connected_pair
 
@@ -175,7 +176,8 @@ def rdma_cache(rdma_adapter: ndpy.Adapter) -> Iterator[ndpy.RegistrationCache]:
 
 @pytest.fixture
 def rdma_server(rdma_adapter: ndpy.Adapter) -> Callable[..., AbstractAsyncContextManager[aio.Server]]:
-    """`async with rdma_server(handler) as server` serves connections of ndpy.aio at server.address, a free port of the adapter.
+    """`async with rdma_server(handler) as server` serves connections of ndpy.aio at server.address, a free port of the
+    adapter.
 
     It takes the options of ndpy.aio.serve(). It needs no plugin for asyncio, and works with each.
     """
@@ -194,9 +196,9 @@ def rdma_server(rdma_adapter: ndpy.Adapter) -> Callable[..., AbstractAsyncContex
 def rdma_peer(request: pytest.FixtureRequest, rdma_adapter_name: str) -> Iterator[Callable[..., Peer]]:
     """rdma_peer(function, *arguments) runs a function of the test's module as the other end, in another process.
 
-    The function gets an open adapter, a channel with send(value) and get(timeout_s), and the arguments. The test has the other
-    end of the channel, and result(timeout_s). What the function prints is in the report of a test that fails. At the end
-    of the test it has ten seconds to return. If it raises or hangs, the test fails.
+    The function gets an open adapter, a channel with send(value) and get(timeout_s), and the arguments. The test has
+    the other end of the channel, and result(timeout_s). What the function prints is in the report of a test that fails.
+    At the end of the test it has ten seconds to return. If it raises or hangs, the test fails.
     """
     from ndpy.testing.peers import Peers
 

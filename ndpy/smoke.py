@@ -2,8 +2,8 @@
 
     pytest --pyargs ndpy.smoke --rdma here --rdma-adapter mlx5_0
 
-Each check is a test, whose name `-k` can choose. What the adapter does not claim is skipped, and a quirk that its driver is known
-to have is an expected failure.
+Each check is a test, whose name `-k` can choose. What the adapter does not claim is skipped, and a quirk that its
+driver is known to have is an expected failure.
 """
 
 from __future__ import annotations

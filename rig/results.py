@@ -1,9 +1,9 @@
 """What JUnit result files say.
 
-report() prints the time of each file, its slowest test modules, each failed test with what pytest says of it, and one line for all.
-`python rig/results.py RESULTS README` writes the table of tested kernels into the README. RESULTS/kernels has a line "SUITE VERSION
-FOLDER" for each kernel, and RESULTS/VERSION-smoke.xml and RESULTS/VERSION-contract.xml have its results. Rows of other suites stay as
-they are.
+report() prints the time of each file, its slowest test modules, each failed test with what pytest says of it, and one
+line for all. `python rig/results.py RESULTS README` writes the table of tested kernels into the README. RESULTS/kernels
+has a line "SUITE VERSION FOLDER" for each kernel, and RESULTS/VERSION-smoke.xml and RESULTS/VERSION-contract.xml have
+its results. Rows of other suites stay as they are.
 """
 
 from __future__ import annotations

@@ -2,14 +2,13 @@
 
     .venv/bin/python rig/run_tests.py [PART...]
 
-Without names, those that PARTS="unit rxe0" names run, or else the usual ones. Parts stand in three rows, which run side by side,
-because programs under Wine and tests without a VM wait more than they compute. A row that has ended takes parts of the others. What
-the first row prints is shown as it comes, and what the others print after that.
+Without names, those that PARTS="unit rxe0" names run, or else the usual ones. Parts stand in three rows, which run side
+by side, because programs under Wine and tests without a VM wait more than they compute. A row that has ended takes
+parts of the others. What the first row prints is shown as it comes, and what the others print after that.
 
-NDPY_STRESS=1                   full counts, which take about two hours; some parts then run all their modules, with the usual counts
-ARGS                            more arguments for pytest
-SOFTROCE                        where the tests on rxe0 and siw0 run; see the Makefile
-LIMIT                           seconds after which a command is ended that hangs
+NDPY_STRESS=1                   full counts, which take about two hours; some parts then run all their modules, with the
+usual counts ARGS                            more arguments for pytest SOFTROCE                        where the tests
+on rxe0 and siw0 run; see the Makefile LIMIT                           seconds after which a command is ended that hangs
 ADAPTER, CPUS, KERNEL_ROOT      of the part hosts; KERNELS: of the part kernels
 
 The exit status is 1 if a part failed, and 130 if this was interrupted. Nothing that it started runs on then.
@@ -116,7 +115,9 @@ ON_HOSTS = f"""
 
 
 def hosts(kind: str, cpus: int, tests: str) -> Steps:
-    """Two VMs with a network between them: pytest on the first, and on the second a server through which tests use ndpy there."""
+    """Two VMs with a network between them: pytest on the first, and on the second a server through which tests use ndpy
+    there.
+    """
     if not there_is(kind):
         yield f"no two hosts with {kind}: this machine has no module {kind}"
         return
@@ -207,8 +208,8 @@ def freethreaded(kind: str) -> Steps:
     if (yield Step(["rig/freethreaded.sh", *(["tsan"] if kind == "tsan" else [])])):
         return
     if kind == "own":
-        # The tests of the commands that boot a VM say nothing about Python. Without the GIL it cannot use malloc(), which
-        # AddressSanitizer needs to see the memory of objects.
+        # The tests of the commands that boot a VM say nothing about Python. Without the GIL it cannot use malloc(),
+        # which AddressSanitizer needs to see the memory of objects.
         tests = f"tests/unit --ignore {VM} --ignore tests/unit/test_core_sanitized.py"
         yield pytest("freethreaded-unit", tests, python=[python])
         yield pytest("freethreaded-contract", "tests/contract tests/examples", "soft0", [python])
@@ -241,7 +242,9 @@ def usual_or_full(usual: str, full: str) -> str:
 
 
 def without(modules: str) -> str:
-    """The contract without what the usual run leaves out on a driver, because it does not depend on it. soft0 and rxe0 have it."""
+    """The contract without what the usual run leaves out on a driver, because it does not depend on it. soft0 and rxe0
+    have it.
+    """
     left_out = () if STRESS else modules.split()
     return " ".join(("tests/contract", *(f"--ignore tests/contract/test_{module}.py" for module in left_out)))
 
@@ -249,8 +252,8 @@ def without(modules: str) -> str:
 VM = "tests/unit/test_vm.py"
 SIW_AND_SOFTND = "tests/softnd/test_siw.py"
 CABLES = "tests/networks/test_on_cables.py"
-# The examples and the tests of the smoke test and of pytest's plugin start many processes, which is slow in the VM. On rxe the
-# examples run between two hosts, and the smoke test on the newest kernel.
+# The examples and the tests of the smoke test and of pytest's plugin start many processes, which is slow in the VM. On
+# rxe the examples run between two hosts, and the smoke test on the newest kernel.
 SOFT = "tests/contract tests/interop tests/examples tests/networks tests/verbs" + usual_or_full("/test_smoke.py", "")
 FULL = f"tests/contract tests/interop tests/examples tests/verbs {CABLES}"
 SESSIONS = "--ignore tests/verbs/test_smoke.py --ignore tests/contract/test_pytest_plugin.py"
@@ -317,8 +320,9 @@ class Part:
 
 
 ROWS = {
-    # Without a VM, then in one those that need an adapter. soft0 comes first, because it finds most mistakes in a minute.
-    # A second processor costs half as much time again, when it is emulated. siw has two, because with one it sometimes hangs.
+    # Without a VM, then in one those that need an adapter. soft0 comes first, because it finds most mistakes in a
+    # minute. A second processor costs half as much time again, when it is emulated. siw has two, because with one it
+    # sometimes hangs.
     "first": [
         Part("soft0", 230, on_soft(SOFT), "programs"),
         Part("unit", 425, here("unit", f"tests/unit tests/machines tests/wheels --ignore {VM}"), "modules softnd"),
@@ -380,7 +384,8 @@ class Run:
         self._changed = threading.Condition()
         self._began = time.monotonic()
         self._over = False
-        # Every program that this run starts has the mark in its environment, wherever it goes: machines and peers leave the process group.
+        # Every program that this run starts has the mark in its environment, wherever it goes: machines and peers leave
+        # the process group.
         self._mark = f"{os.getpid()}-{time.time_ns()}"
         #: The logs of each row. First comes one that has something to show.
         self.logs: dict[str, list[Path]] = {row: [] for row in sorted(ROWS, key=lambda row: row not in self._initial)}
@@ -526,7 +531,8 @@ def main(names: list[str]) -> int:
         path.unlink()
     if "unit" in wanted:
         shutil.rmtree(ROOT / ".rig/wheels", ignore_errors=True)
-    # Three rows share the processors, and an emulated machine does not see how busy this one is. See tests/kit/deadlines.py.
+    # Three rows share the processors, and an emulated machine does not see how busy this one is. See
+    # tests/kit/deadlines.py.
     os.environ.setdefault("NDPY_TEST_PATIENCE", "3")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

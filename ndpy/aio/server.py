@@ -115,7 +115,8 @@ def connect(
                 share_s = None if timeout_s is None else max(0.0, end - loop.time()) / left
                 if timeout_s and not share_s:
                     raise errors.TimeoutError(
-                        f"the {timeout_s:g} s for a connection to {address[0]} port {address[1]} were over before it was asked: "
+                        f"the {timeout_s:g} s for a connection to {address[0]} port {address[1]} were over before it "
+                        f"was asked: "
                         "opening the adapter took that long",
                         operation="connect",
                     )

@@ -123,10 +123,10 @@ Lease = _core.Lease
 class Exposure(Lease):
     """Memory that a peer can reach, made by RegistrationCache.remote(). It is a context manager.
 
-    release() takes the peer's right away before it returns. The memory stays registered, in the cache. release() does not
-    wait for requests of the program. If some are under way on the connection, it closes the window after 20 ms at most,
-    instead of invalidating it. If the bind itself is queued behind them and has not been executed by then, the adapter finds
-    no window and ends the connection. So call release() when the peer has said that it is done.
+    release() takes the peer's right away before it returns. The memory stays registered, in the cache. release() does
+    not wait for requests of the program. If some are under way on the connection, it closes the window after 20 ms at
+    most, instead of invalidating it. If the bind itself is queued behind them and has not been executed by then, the
+    adapter finds no window and ends the connection. So call release() when the peer has said that it is done.
     """
 
     __slots__ = ("_grant", "_remote")

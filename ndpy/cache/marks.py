@@ -20,12 +20,13 @@ T = TypeVar("T")
 class Marks:
     """What callbacks and finalizers have marked, and the reaper, which handles it in the adapter's thread.
 
-    A callback may run in any thread, with any lock held. So it takes no lock, and appends to one of the lists only. One call of
-    the reaper serves all marks that came before it.
+    A callback may run in any thread, with any lock held. So it takes no lock, and appends to one of the lists only. One
+    call of the reaper serves all marks that came before it.
 
     Attributes:
         dead: owners of memory that have died.
-        abandoned: the entries of leases that nobody released, with the grant of an exposure, and what keeps the memory in place.
+        abandoned: the entries of leases that nobody released, with the grant of an exposure, and what keeps the memory
+            in place.
         ended: queue pairs whose connection has ended.
     """
 

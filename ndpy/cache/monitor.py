@@ -1,4 +1,6 @@
-"""The interface of a monitor of memory. The registration cache uses it, and a platform supplies it (Adapter._monitor())."""
+"""The interface of a monitor of memory. The registration cache uses it, and a platform supplies it
+(Adapter._monitor()).
+"""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class MemoryRange(Uncopied):
         start, end: addresses.
         length: in bytes.
         view: the export.
-        root: the object that owns the memory. None for memory that the caller watches, MONITORED for memory that a monitor
-            watches.
+        root: the object that owns the memory. None for memory that the caller watches, MONITORED for memory that a
+            monitor watches.
         watchable: whether a weak reference to the root tells of the end of the memory.
         entry: the entry in which it was found.
     """
@@ -51,7 +51,8 @@ class MemoryRange(Uncopied):
         if self.root is None and not raw:
             if not monitored:
                 raise errors.UnsupportedError(
-                    f"no Python object owns the {self.length} bytes at {self.start:#x}, so the cache does not learn when they "
+                    f"no Python object owns the {self.length} bytes at {self.start:#x}, so the cache does not learn "
+                    f"when they "
                     "are freed; register them without the cache, or make the cache with monitor=True (Linux), or pass "
                     "raw=True and call invalidate() before they are freed",
                     operation="cache",
@@ -104,8 +105,8 @@ def _root(view: memoryview) -> tuple[Any, bool]:
         except (TypeError, ValueError, BufferError):
             return found, False
         found = base
-    # alloc() makes an mmap or a buffer of cffi. Their memory lives as long as the object. Other objects may be resized, such as
-    # an array or a bytearray, or nobody knows how long their memory lives.
+    # alloc() makes an mmap or a buffer of cffi. Their memory lives as long as the object. Other objects may be resized,
+    # such as an array or a bytearray, or nobody knows how long their memory lives.
     return found, isinstance(found, mmap.mmap) or type(found).__module__ == "_cffi_backend"
 
 
@@ -183,8 +184,8 @@ def remember_buffer(
 ) -> None:
     """Remember the entry of a buffer object as long as that object lives.
 
-    An (address, length) is remembered only if it is exactly an entry. The key is its value, and whether the caller watches
-    the memory (raw).
+    An (address, length) is remembered only if it is exactly an entry. The key is its value, and whether the caller
+    watches the memory (raw).
 
     changed: Monitor.changed, or None if there is no monitor.
     """

@@ -1,12 +1,12 @@
 """A cache of registrations. Memory stays registered between its uses, but only as long as it is the same memory.
 
-The cache hooks no function of the system. An entry ends with the object that owns its memory (ndpy/cache/ownership.py). When
-a watched owner dies, its entries are marked. If an owner can be resized, an export prevents that. A monitor may watch memory
-that has no owner, and marks entries too.
+The cache hooks no function of the system. An entry ends with the object that owns its memory (ndpy/cache/ownership.py).
+When a watched owner dies, its entries are marked. If an owner can be resized, an export prevents that. A monitor may
+watch memory that has no owner, and marks entries too.
 
 A callback that marks may run in any thread, with any lock held. The reaper deregisters. It runs at the next use of the
-cache, in the adapter's thread, or in close(). No provider is called under the cache's lock. A hit (cdefs/core/cache.c) does not
-take that lock.
+cache, in the adapter's thread, or in close(). No provider is called under the cache's lock. A hit (cdefs/core/cache.c)
+does not take that lock.
 """
 
 from __future__ import annotations
@@ -43,36 +43,37 @@ _LOOKS = 64
 class RegistrationCache(_core.LeaseFinder, AdapterObject):
     """Keeps memory registered between its uses. For programs that transfer from the same memory again and again.
 
-    A request finds a cached range if the range has the same owner, contains the request, and has sufficient rights. If the
-    request only overlaps cached ranges, or needs more rights, it and these ranges are registered together, as one region with
-    all their rights. The new region replaces the old ones. Those in use stay until they are released. If the new region would
-    be longer than max_bytes or the adapter's limit, only the request is registered instead. Ranges that only touch stay
-    apart. The rights of an existing region never change. So a region has only rights that a request for its memory had.
+    A request finds a cached range if the range has the same owner, contains the request, and has sufficient rights. If
+    the request only overlaps cached ranges, or needs more rights, it and these ranges are registered together, as one
+    region with all their rights. The new region replaces the old ones. Those in use stay until they are released. If
+    the new region would be longer than max_bytes or the adapter's limit, only the request is registered instead. Ranges
+    that only touch stay apart. The rights of an existing region never change. So a region has only rights that a
+    request for its memory had.
 
     Who owns the memory decides how long it stays:
 
-    - A NumPy array, an mmap and the result of alloc() are watched. When the last reference to them goes, their registrations
-      end.
-    - The cache has an export of any other object (bytearray, array, ctypes, bytes). The object cannot be resized while it is
-      cached (BufferError). When nothing else refers to it, a later miss drops it.
-    - Memory that no Python object owns needs monitor=True or raw=True. It comes as (address, length), or as a buffer that
-      does not own it.
+    - A NumPy array, an mmap and the result of alloc() are watched. When the last reference to them goes, their
+      registrations end.
+    - The cache has an export of any other object (bytearray, array, ctypes, bytes). The object cannot be resized while
+      it is cached (BufferError). When nothing else refers to it, a later miss drops it.
+    - Memory that no Python object owns needs monitor=True or raw=True. It comes as (address, length), or as a buffer
+      that does not own it.
 
     invalidate(buffer) ends the registrations at once. Call it before mmap.resize().
 
-    Many threads may use the cache. If several want the same range, one registers it and the others wait. Close the cache
-    before its adapter. close() raises DeviceBusyError while leases or exposures are in use, or while another
+    Many threads may use the cache. If several want the same range, one registers it and the others wait. Close the
+    cache before its adapter. close() raises DeviceBusyError while leases or exposures are in use, or while another
     thread registers.
 
     Parameters:
         adapter: makes the regions.
-        max_bytes, max_entries: the most that stays registered, at least 1 each. Beyond that, the idle entry that was used
-            least recently is deregistered. Entries in use count too, but they are never refused or taken away. If they
-            exceed the bounds, the bounds hold again when they are released.
-        monitor: whether the system tells the cache when any code unmaps, moves or empties memory without an owner (munmap,
-            mremap, madvise). From then on no request finds its registrations. Only on Linux, and only for anonymous memory,
-            private or shared, the heap included. A mapped file is refused, because truncating it causes no event. A call
-            that unmaps watched memory takes some microseconds longer.
+        max_bytes, max_entries: the most that stays registered, at least 1 each. Beyond that, the idle entry that was
+            used least recently is deregistered. Entries in use count too, but they are never refused or taken away. If
+            they exceed the bounds, the bounds hold again when they are released.
+        monitor: whether the system tells the cache when any code unmaps, moves or empties memory without an owner
+            (munmap, mremap, madvise). From then on no request finds its registrations. Only on Linux, and only for
+            anonymous memory, private or shared, the heap included. A mapped file is refused, because truncating it
+            causes no event. A call that unmaps watched memory takes some microseconds longer.
     Raises:
         LimitExceededError: max_bytes or max_entries is less than 1.
         UnsupportedError: the system has no monitor, or does not permit it. The message names the reason and the remedy.
@@ -149,12 +150,12 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
     ) -> Exposure:
         """Let the peer of a connection reach memory until the exposure is released or the queue pair is closed.
 
-        If the adapter has memory windows, one is bound to the cached region. This is a silent request, which takes a slot of
-        the initiator queue. A message with remote() can be posted right after it. A peer that gets the message can use the
-        memory. A token that is sent another way may arrive before the adapter has bound the window.
+        If the adapter has memory windows, one is bound to the cached region. This is a silent request, which takes a
+        slot of the initiator queue. A message with remote() can be posted right after it. A peer that gets the message
+        can use the memory. A token that is sent another way may arrive before the adapter has bound the window.
 
-        If the adapter has no windows, the range is registered once more with these rights. They hold on every connection
-        until release().
+        If the adapter has no windows, the range is registered once more with these rights. They hold on every
+        connection until release().
 
         Parameters:
             buffer: as for local().
@@ -197,8 +198,8 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
     def invalidate(self, memory: Any, length: int | None = None) -> None:
         """Drop all registrations that overlap a range. Call this before the memory is freed, moved or resized.
 
-        Peers lose their access first. When this returns, idle registrations have ended, and so have the cache's exports of
-        them. Registrations in use end when they are released. No later request finds them.
+        Peers lose their access first. When this returns, idle registrations have ended, and so have the cache's exports
+        of them. Registrations in use end when they are released. No later request finds them.
 
         Parameters:
             memory: a buffer, an (address, length), or an address.
@@ -224,7 +225,9 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
         queue_pair._add_dependant(self)
 
     def _use(self, buffer: Any, request: MemoryRange, access: int, queue_pair: QueuePair | None) -> Entry:
-        """Return the entry for a range, with one more use. Finds it, waits for another thread to register it, or registers it."""
+        """Return the entry for a range, with one more use. Finds it, waits for another thread to register it, or
+        registers it.
+        """
         serial = None if queue_pair is None else queue_pair._serial
         missed = False
         while True:

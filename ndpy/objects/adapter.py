@@ -102,9 +102,9 @@ def _on_exit() -> None:
 class Adapter(Registrar):
     """An RDMA adapter, opened by open_adapter().
 
-    Objects that are made from it work together. They do not work with objects of another adapter. All its memory is in one
-    protection domain; create_protection_domain() makes more. The adapter has one background thread, which waits for connection
-    and device events. It costs nothing while there are no events.
+    Objects that are made from it work together. They do not work with objects of another adapter. All its memory is in
+    one protection domain; create_protection_domain() makes more. The adapter has one background thread, which waits for
+    connection and device events. It costs nothing while there are no events.
 
     While objects that were made from it are open, close() raises DeviceBusyError and the adapter stays open. close()
     cancels registrations that are under way. It first closes objects that the program has dropped, if necessary by a
@@ -180,12 +180,12 @@ class Adapter(Registrar):
             overlapped_file: only NetworkDirect version 2: this adapter's overlapped_file. CompletionQueue.notify() then
                 brings its packets to the program's own completion port.
             details: what completions bring besides. Polling such a queue takes longer.
-            single_threaded: the adapter takes no lock for this queue. The program promises that one thread at a time uses it or
-                closes one of its queue pairs.
+            single_threaded: the adapter takes no lock for this queue. The program promises that one thread at a time
+                uses it or closes one of its queue pairs.
         Raises:
             LimitExceededError: the depth is out of range.
-            UnsupportedError: the adapter has no overlapped_file, or info.capabilities lacks what CompletionDetails names, or
-                SINGLE_THREADED_QUEUES.
+            UnsupportedError: the adapter has no overlapped_file, or info.capabilities lacks what CompletionDetails
+                names, or SINGLE_THREADED_QUEUES.
         Source: IND2Adapter::CreateCompletionQueue (contract G.1); ibv_create_cq(3), ibv_create_cq_ex(3).
         """
         self._check()
@@ -295,10 +295,11 @@ class Adapter(Registrar):
         Parameters:
             receive_cq, initiator_cq: as for create_queue_pair().
             receive_queue_depth, initiator_queue_depth, max_receive_sge, max_initiator_sge, inline_data_size: as for
-                create_queue_pair(). max_receive_sge is one less than info.max_receive_sge and 31 at most, because the header of
-                a datagram takes an element.
-            qkey: 0 to 2**32 - 1. It takes only datagrams that carry it. From 2**31 on it needs the privilege CAP_NET_RAW. The
-                default, MANAGER_QKEY, is that of the connection manager. That of ibv_ud_pingpong is 0x11111111.
+                create_queue_pair(). max_receive_sge is one less than info.max_receive_sge and 31 at most, because the
+                header of a datagram takes an element.
+            qkey: 0 to 2**32 - 1. It takes only datagrams that carry it. From 2**31 on it needs the privilege
+                CAP_NET_RAW. The default, MANAGER_QKEY, is that of the connection manager. That of ibv_ud_pingpong is
+                0x11111111.
             pkey_index: which entry of the port's table of P_Keys the datagrams carry.
         Raises:
             UnsupportedError: info.capabilities lacks DATAGRAMS.
@@ -324,8 +325,8 @@ class Adapter(Registrar):
         """Open a domain of XRC. See XrcDomain.
 
         Parameters:
-            path: a file that stands for the domain, so that other processes can open the same one. It is made if it does not
-                exist, and its content does not matter. None for a domain of this process.
+            path: a file that stands for the domain, so that other processes can open the same one. It is made if it
+                does not exist, and its content does not matter. None for a domain of this process.
         Raises:
             UnsupportedError: info.capabilities lacks XRC, as on rxe, siw, soft0 and every NetworkDirect adapter.
             AccessViolationError, ProviderError: the file cannot be opened.
@@ -440,9 +441,10 @@ class Adapter(Registrar):
     def counters(self) -> Counters:
         """Read the counters of the adapter's ports.
 
-        Returns: for each port's number a dictionary of the counters, with the names that the driver gives them. They count since
-            the driver was loaded, or since they were reset, for all programs. port_xmit_data and port_rcv_data count in units of
-            4 bytes. ndpy.vocabulary.counters.is_error() tells whether a name stands for what should not happen.
+        Returns: for each port's number a dictionary of the counters, with the names that the driver gives them. They
+            count since the driver was loaded, or since they were reset, for all programs. port_xmit_data and
+            port_rcv_data count in units of 4 bytes. ndpy.vocabulary.counters.is_error() tells whether a name stands for
+            what should not happen.
         Raises:
             UnsupportedError: info.capabilities lacks COUNTERS.
         Source: /sys/class/infiniband/NAME/ports/PORT/counters and hw_counters; rdma-statistic(8).

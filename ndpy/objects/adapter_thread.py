@@ -1,10 +1,10 @@
 """The background thread of an open adapter.
 
-It waits for the adapter's native events and handles them. It closes what the program dropped. And it makes the calls that other
-threads leave to it with call_soon().
+It waits for the adapter's native events and handles them. It closes what the program dropped. And it makes the calls
+that other threads leave to it with call_soon().
 
-It refers to the adapter weakly, so that the garbage collector finds an adapter that the program drops. For the same reason it
-has the list of orphans itself.
+It refers to the adapter weakly, so that the garbage collector finds an adapter that the program drops. For the same
+reason it has the list of orphans itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ndpy.objects.native_steps import ThreadSteps
 from ndpy.objects.resource import Orphans, Uncopied
 from ndpy.vocabulary.unraisable import must_propagate, report
 
-# How long a resting thread waits. What is done meanwhile may run finalizers of the program, which may wait for this thread.
+# How long a resting thread waits. What is done meanwhile may run finalizers of the program, which may wait for this
+# thread.
 _LONGEST_REST_S = 5.0
 
 
@@ -33,8 +34,8 @@ class AdapterThread(Uncopied, ThreadSteps):
         self._calls: deque[Callable[[], object]] = deque()
         self._calling = threading.RLock()
         self._stopping = False
-        #: Held to wake the thread, and to set _stopping, after which nobody wakes it: the thread frees its handles then, and
-        #: the system may give their numbers to others. A finalizer may come while its own thread holds this.
+        #: Held to wake the thread, and to set _stopping, after which nobody wakes it: the thread frees its handles
+        #: then, and the system may give their numbers to others. A finalizer may come while its own thread holds this.
         self._waking = threading.RLock()
         self._thread = threading.Thread(target=self._run, name=f"ndpy-{name}", daemon=True)
 

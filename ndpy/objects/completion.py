@@ -54,24 +54,26 @@ class FailedRequest(NamedTuple):
 
 
 class PostedRequests(_core.PostedRequests):
-    """The requests of one queue pair that have not ended, oldest first. Each record keeps the memory that its request uses.
+    """The requests of one queue pair that have not ended, oldest first. Each record keeps the memory that its request
+    uses.
 
     It outlives the queue pair's object until the last completion of the queue pair has been taken.
 
     Attributes:
         initiator, receive: the records of the two queues.
         failed: whether a request has failed. Later failures are consequences of the first one.
-        stored: after the queue pair was closed: how many of its completions a completion queue still stores. The key is the
-            serial number of the completion queue.
-        watched: whether Python code looks at each completion, because some are stored, or because the first message of the peer
-            proves the connection.
+        stored: after the queue pair was closed: how many of its completions a completion queue still stores. The key is
+            the serial number of the completion queue.
+        watched: whether Python code looks at each completion, because some are stored, or because the first message of
+            the peer proves the connection.
         stored_shared: the same for completions of a shared receive queue.
     """
 
     __slots__ = ()
 
     def retire(self, entry: tuple[int, ...]) -> tuple[int, Any]:
-        """Remove the records of the requests that a completion ends, with the silent ones before it. Update their windows.
+        """Remove the records of the requests that a completion ends, with the silent ones before it. Update their
+        windows.
 
         Returns the status and the record of the last request. The request of a window may correct the status.
         """

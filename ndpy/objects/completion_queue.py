@@ -1,14 +1,14 @@
 """Completion queues: taking completions, waiting for them, and being notified of them.
 
-A notification is one shot and comes only for completions after the arming. So whoever waits arms, looks again, and only then
-sleeps. Any number of threads, Pendings of arm() and pollers may wait for one queue:
+A notification is one shot and comes only for completions after the arming. So whoever waits arms, looks again, and only
+then sleeps. Any number of threads, Pendings of arm() and pollers may wait for one queue:
 
 - A waiting thread has a waiter of its own. It sleeps on the waiter, and others wake it through the waiter.
 - The adapter's thread ends a Pending of arm().
 - A poller has its own native waiting (poller.py).
 
-Sometimes completions have to be taken from the provider before the program asks for them. They are stored with the queue
-(_drain()). The provider has forgotten them then, so arm() counts which of them have ended a notification already.
+Sometimes completions have to be taken from the provider before the program asks for them. They are stored with the
+queue (_drain()). The provider has forgotten them then, so arm() counts which of them have ended a notification already.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _RECEIVE_RDMA_WITH_IMMEDIATE = int(Operation.RECEIVE_RDMA_WITH_IMMEDIATE)
 _SUCCESS = int(Status.SUCCESS)
 _CANCELED = int(Status.CANCELED)
 
-# Room beyond the depth that the program asked for. Some silent requests are signaled, and their completions need a place too.
+# Room beyond the depth that the program asked for. Some silent requests are signaled, and their completions need a
+# place too.
 _SLACK = 64
 
 # wait() polls so long before it sleeps.
@@ -65,12 +66,14 @@ _LEAVE_S = 5.0
 class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps):
     """Holds the completions of requests. Made by Adapter.create_completion_queue(). Many threads may use it.
 
-    If more completions arrive than the queue holds, it is overrun (contract G.3). It still gives what it kept. Then every call
-    that takes completions or waits raises CompletionQueueOverrunError, and so do the calls of its queue pairs, but close().
+    If more completions arrive than the queue holds, it is overrun (contract G.3). It still gives what it kept. Then
+    every call that takes completions or waits raises CompletionQueueOverrunError, and so do the calls of its queue
+    pairs, but close().
 
     Attributes:
         depth: how many completions the program asked it to hold.
-        spin_s: for how long wait() polls at most before it sleeps. It polls for less while that finds nothing. 0: it does not.
+        spin_s: for how long wait() polls at most before it sleeps. It polls for less while that finds nothing. 0: it
+            does not.
     Source: IND2CompletionQueue; ibv_create_cq(3).
     """
 
@@ -87,9 +90,11 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
         #: The provider's queue, and the extension module's record of it. None before the creation and after the close.
         self._cq: Any = None
         self._native: Any = None
-        #: The key is the provider's number of the queue pair. The second value is the shared receive queue of the receives.
+        #: The key is the provider's number of the queue pair. The second value is the shared receive queue of the
+        #: receives.
         self._shared_receivers: dict[int, tuple[PostedRequests, Any]] = {}
-        #: The shared receive queues of XRC whose completions come here, by the name that these carry. None before the first one.
+        #: The shared receive queues of XRC whose completions come here, by the name that these carry. None before the
+        #: first one.
         self._xrc_queues: weakref.WeakValueDictionary[int, XrcReceiveQueue] | None = None
         #: How many queue pairs have their completions here.
         self._users = 0
@@ -104,7 +109,8 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
         self._armed: dict[Pending[None], Notify] = {}
         #: The number of the last completion that ended a notification. _taken counts in the same way.
         self._notified = 0
-        #: None until the provider has given the queue up. Then it makes the exception to raise when nothing is left to take.
+        #: None until the provider has given the queue up. Then it makes the exception to raise when nothing is left to
+        #: take.
         self._failure: Callable[[], errors.NdpyError] | None = None
 
     def _create(self) -> None:
@@ -168,8 +174,8 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
     def _collect_one(self, entry: tuple[int, ...], news: list[tuple[PostedRequests, bool]]) -> Completion | None:
         """What the program gets for one struct ndpy_completion, or None. Under the lock.
 
-        cdefs/core/completion_queue.c handles most completions by itself. Here come the failed ones, those of a shared receive
-        queue, those of requests that windows have to hear of, and those of queue pairs that are watched.
+        cdefs/core/completion_queue.c handles most completions by itself. Here come the failed ones, those of a shared
+        receive queue, those of requests that windows have to hear of, and those of queue pairs that are watched.
 
         news: (requests, whether one has failed) is added to it for what the queue pair has to hear of without the lock.
         """
@@ -385,7 +391,8 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
         return self._undelivered()
 
     def _end_and_wake(self, ended: list[Pending[None]], waiter: Any = None) -> None:
-        """End these Pendings, and wake the waiting threads and pollers. `waiter` is what the caller's thread waits with, or its
+        """End these Pendings, and wake the waiting threads and pollers. `waiter` is what the caller's thread waits
+        with, or its
         poller: it looks at the queue itself.
         """
         for pending in ended:
@@ -405,9 +412,9 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
     def arm(self, kind: Notify = Notify.ANY) -> Pending[None]:
         """Ask for one notification of the next completion of a kind. A failed one satisfies ANY and SOLICITED.
 
-        Completions that came after the queue was last found empty satisfy it at once. Those that ended an earlier notification
-        do not (contract G.2). On Linux a wait() may leave the queue armed for any completion. Then the next message that is
-        not solicited ends a SOLICITED request too.
+        Completions that came after the queue was last found empty satisfy it at once. Those that ended an earlier
+        notification do not (contract G.2). On Linux a wait() may leave the queue armed for any completion. Then the
+        next message that is not solicited ends a SOLICITED request too.
 
         Returns: a Pending that ends with None.
         Raises:
@@ -454,7 +461,8 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
         return True
 
     def fileno(self) -> int:
-        """The file descriptor of the completion channel, for programs with an event loop of their own. Use arm() with it.
+        """The file descriptor of the completion channel, for programs with an event loop of their own. Use arm() with
+        it.
 
         Raises:
             UnsupportedError: on Windows, where notify() serves such programs.
@@ -466,11 +474,12 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
 
         One packet is outstanding at a time.
 
-        Returns: the address of the OVERLAPPED that the packet will carry, or 0 if there are completions already. Then no packet
-            comes.
+        Returns: the address of the OVERLAPPED that the packet will carry, or 0 if there are completions already. Then
+            no packet comes.
         Raises:
             DeviceBusyError: the packet of an earlier call has not come yet.
-            UnsupportedError: on Linux, where fileno() serves such programs. Or the queue was made without overlapped_file.
+            UnsupportedError: on Linux, where fileno() serves such programs. Or the queue was made without
+                overlapped_file.
         Source: IND2CompletionQueue::Notify (contract G.2).
         """
         raise self._unsupported("notify", "reports to no completion port; use fileno() or Poller.fileno()")
@@ -505,7 +514,9 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
             self.depth = depth
 
     def _on_failure(self, failure: Callable[[], errors.NdpyError]) -> None:
-        """The provider has given the queue up, with its queue pairs. Not called under locks. failure: makes the exception."""
+        """The provider has given the queue up, with its queue pairs. Not called under locks. failure: makes the
+        exception.
+        """
         for queue_pair in self._queue_pairs():
             # A poll that raises tells that posting is refused.
             queue_pair._refuse_calls(failure)
@@ -520,7 +531,8 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
 
     def _overrun_error(self, native: int = 0, native_name: str = "") -> errors.NdpyError:
         return errors.CompletionQueueOverrunError(
-            f"more completions arrived than this queue of depth {self.depth} holds; some are lost, and its queue pairs are "
+            f"more completions arrived than this queue of depth {self.depth} holds; some are lost, and its queue pairs "
+            f"are "
             "unusable: close them, and create the queue with room for all requests that are outstanding at once",
             operation="completion queue",
             native=native,

@@ -149,8 +149,8 @@ class Connector(ConnectionLife):
             inbound_read_limit, outbound_read_limit: how many reads the peer and this side may have outstanding. None
                 asks for the adapter's limit. The adapter's limit replaces a larger number.
             retry: see RetryPolicy.
-            timeout_s: how long all of it may take. None waits for ever. The addresses of a name are tried in turn, and one that
-                does not answer gets an equal share of the time that is left.
+            timeout_s: how long all of it may take. None waits for ever. The addresses of a name are tried in turn, and
+                one that does not answer gets an equal share of the time that is left.
         Raises:
             ConnectionRefusedError: nobody listens there, or the server rejected the request. private_data says why.
             TimeoutError: there was no answer in time.
@@ -189,8 +189,8 @@ class Connector(ConnectionLife):
         Parameters:
             queue_pair, address, private_data, inbound_read_limit, outbound_read_limit, retry: see connect().
         Returns: a Pending that ends when the server has accepted. Cancelling it gives up the attempt.
-        Raises: what connect() raises, if that is known at once. A later error ends the Pending. So does a name that cannot be
-            resolved, because names are looked up in a thread.
+        Raises: what connect() raises, if that is known at once. A later error ends the Pending. So does a name that
+            cannot be resolved, because names are looked up in a thread.
         """
         parameters = self._parameters_of("connect", private_data, inbound_read_limit, outbound_read_limit, retry)
         return self._begin_connect(queue_pair, address, parameters, None)
@@ -198,7 +198,9 @@ class Connector(ConnectionLife):
     def _begin_connect(
         self, queue_pair: QueuePair, address: Address, parameters: ConnectionParameters, end: float | None
     ) -> Pending[None]:
-        """Do begin_connect(). end: the time.monotonic() by which all of it has to end. Several addresses share the time."""
+        """Do begin_connect(). end: the time.monotonic() by which all of it has to end. Several addresses share the
+        time.
+        """
         host, port = check_address(address)
         known = resolve_destinations(host, port)[0] if not port or is_numeric(host) else None
         with self._state_lock:
@@ -274,8 +276,8 @@ class Connector(ConnectionLife):
     ) -> None:
         """Accept the client's request, and wait until the client has completed the connection.
 
-        Post receives before this call, because messages may come before it returns. Once the completion of the first one is taken,
-        the queue pair can send too.
+        Post receives before this call, because messages may come before it returns. Once the completion of the first
+        one is taken, the queue pair can send too.
 
         Parameters:
             queue_pair: one that was never connected.
@@ -358,11 +360,11 @@ class Connector(ConnectionLife):
     def disconnect(self, timeout_s: float | None = None) -> None:
         """End the connection, and wait until the peer knows. All outstanding requests complete CANCELED.
 
-        This also succeeds if the peer disconnected first. On rxe the requests are cancelled when the peer has answered, or
-        0.2 s later. Until then its adapter acknowledges what it has received.
+        This also succeeds if the peer disconnected first. On rxe the requests are cancelled when the peer has answered,
+        or 0.2 s later. Until then its adapter acknowledges what it has received.
 
-        If the peer's host has died, the connection manager asks again for up to 102 s (Linux 6.1). If a request has failed
-        before, this takes at most 2 s.
+        If the peer's host has died, the connection manager asks again for up to 102 s (Linux 6.1). If a request has
+        failed before, this takes at most 2 s.
 
         Parameters:
             timeout_s: how long to wait. None waits for ever.

@@ -1,8 +1,8 @@
 """The life of a connector: the table in connection_states.py drives it.
 
-Every call of the program is an Event, and so is everything that the adapter reports. _move() looks up the state and the event in
-the table, and sets the next state. The method that passes an event does the rest. A platform supplies the native steps, and reports
-back through the _on_… methods.
+Every call of the program is an Event, and so is everything that the adapter reports. _move() looks up the state and the
+event in the table, and sets the next state. The method that passes an event does the rest. A platform supplies the
+native steps, and reports back through the _on_… methods.
 
 All of it happens under the state lock. So a call finds the connector either before an event or after it.
 """
@@ -189,7 +189,9 @@ class ConnectionLife(AdapterObject, ConnectorSteps):
             self._succeed_pending()
 
     def _on_message(self, queue_pair: QueuePairConnection) -> None:
-        """A message of the peer proves the connection. Requests can be posted, though accept() may not have returned yet."""
+        """A message of the peer proves the connection. Requests can be posted, though accept() may not have returned
+        yet.
+        """
         with self._state_lock:
             if self.queue_pair is queue_pair and self._state in ("accepting", "completing"):
                 queue_pair._begin_connection()

@@ -72,7 +72,8 @@ class RetryPolicy:
 
     @property
     def gives_up_s(self) -> float | None:
-        """After how many seconds a request fails if the peer's adapter has fallen silent, for example because its host died.
+        """After how many seconds a request fails if the peer's adapter has fallen silent, for example because its host
+        died.
 
         This is 4.096 us times 2**ack_timeout times (retry_count + 1). The time runs from the last answer, or from the
         request if none was outstanding. InfiniBand allows adapters to wait up to four times as long, and some have a
@@ -111,7 +112,9 @@ def lower_limits(one: ReadLimits, other: ReadLimits) -> ReadLimits:
 
 
 def check_private_data(private_data: bytes, max_length: int, operation: str) -> bytes:
-    """Return the data as bytes. Raises TypeError for what is not a buffer, LimitExceededError for more than max_length bytes."""
+    """Return the data as bytes. Raises TypeError for what is not a buffer, LimitExceededError for more than max_length
+    bytes.
+    """
     if not isinstance(private_data, bytes):
         # bytes() would take a number for a length, and a list for numbers.
         try:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class DatagramListener(Resource):
     """Tells every program that asks at its address where the queue pair is. Adapter.listen_for_datagrams() makes one.
 
-    It answers by itself, and keeps nothing about those that ask: the datagrams that they send name their senders. A program
-    asks with DatagramQueuePair.resolve(), or with rdma_connect(3) in the port space RDMA_PS_UDP.
+    It answers by itself, and keeps nothing about those that ask: the datagrams that they send name their senders. A
+    program asks with DatagramQueuePair.resolve(), or with rdma_connect(3) in the port space RDMA_PS_UDP.
 
     Attributes:
         queue_pair: the one that it names. It cannot be closed before the listener.

@@ -83,9 +83,9 @@ class Destination(_core.Destination, Resource, DestinationSteps):
 class DatagramQueuePair(QueuePair, DatagramSteps):
     """A queue pair that sends datagrams to any queue pair of its kind, made by Adapter.create_datagram_queue_pair().
 
-    It has no connection: it can send and receive from the start. A datagram has at most max_datagram bytes. It may get lost, come
-    twice or out of order, and its sender does not learn of it. One that finds no receive is dropped, and so is one that is longer
-    than its receive, or that does not carry this queue pair's Q_Key.
+    It has no connection: it can send and receive from the start. A datagram has at most max_datagram bytes. It may get
+    lost, come twice or out of order, and its sender does not learn of it. One that finds no receive is dropped, and so
+    is one that is longer than its receive, or that does not carry this queue pair's Q_Key.
 
     A receive gets the data only. The 40 bytes of the header that other programs see before them are kept apart:
     `completion.source` tells where a datagram came from, and `completion.source.header` are these bytes.
@@ -93,8 +93,8 @@ class DatagramQueuePair(QueuePair, DatagramSteps):
     Attributes:
         max_datagram: the most bytes of a datagram, which is the MTU of the port.
         qkey: the Q_Key that it was made with.
-    Others are those of QueuePair. Of its requests it has send(), receive(), receive_many() and post(). A Batch has send_to() and
-    receive() for it.
+    Others are those of QueuePair. Of its requests it has send(), receive(), receive_many() and post(). A Batch has
+    send_to() and receive() for it.
     Source: ibv_create_qp(3) with IBV_QPT_UD.
     """
 
@@ -225,8 +225,8 @@ class DatagramQueuePair(QueuePair, DatagramSteps):
     def _require_manager_qkey(self, operation: str) -> None:
         if self.qkey != MANAGER_QKEY:
             raise ValueError(
-                f"{operation}: the connection manager gives every sender the Q_Key {MANAGER_QKEY:#x}, and this queue pair was "
-                f"made with {self.qkey:#x}, so it would receive nothing; make it with qkey={MANAGER_QKEY:#x}"
+                f"{operation}: the connection manager gives every sender the Q_Key {MANAGER_QKEY:#x}, and this queue "
+                f"pair was made with {self.qkey:#x}, so it would receive nothing; make it with qkey={MANAGER_QKEY:#x}"
             )
 
     def _vector_to(self, peer: Endpoint) -> AddressVector:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class DeviceMemory(AdapterObject, DeviceMemorySteps):
-    """Memory of the adapter itself, made by Adapter.alloc_device_memory(). Requests use it through regions, as any memory.
+    """Memory of the adapter itself, made by Adapter.alloc_device_memory(). Requests use it through regions, as any
+    memory.
 
     Transfers from and to it need not cross the bus of the machine. The program copies with read() and write().
 
@@ -78,8 +79,8 @@ class DeviceMemory(AdapterObject, DeviceMemorySteps):
     ) -> MemoryRegion:
         """Make a region of it, for requests of this side and of peers.
 
-        Elements and peers name the first byte of the region by the address 0. The region's buffer is None, and windows cannot be
-        bound to it. It can be made once and again, also for several parts.
+        Elements and peers name the first byte of the region by the address 0. The region's buffer is None, and windows
+        cannot be bound to it. It can be made once and again, also for several parts.
 
         Parameters:
             access: see Access.

@@ -1,10 +1,10 @@
 """Waiting for completion queues in an event loop of asyncio.
 
-Each loop has one Poller for all queues that its tasks wait for. On Linux the loop itself watches the poller's descriptor. Where
-the poller has no descriptor, a thread waits on it and wakes the loop.
+Each loop has one Poller for all queues that its tasks wait for. On Linux the loop itself watches the poller's
+descriptor. Where the poller has no descriptor, a thread waits on it and wakes the loop.
 
-A task polls, arms the queue, polls again, and only then waits for a notification. So a notification without a waiting task may
-be forgotten: the next task polls first.
+A task polls, arms the queue, polls again, and only then waits for a notification. So a notification without a waiting
+task may be forgotten: the next task polls first.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def poller_of_loop() -> LoopPoller:
 
 
 class LoopPoller(Uncopied):
-    """What the tasks of one loop wait with. Use it in the loop's thread only. The loop refers to it, and nothing else has to."""
+    """What the tasks of one loop wait with. Use it in the loop's thread only. The loop refers to it, and nothing else
+    has to.
+    """
 
     _has_thread = False
 
@@ -87,7 +89,8 @@ class LoopPoller(Uncopied):
         return self._poller.closed
 
     def __del__(self) -> None:
-        # The poller goes with this, or its thread closes it. That thread wakes up by itself if somebody else has the lock.
+        # The poller goes with this, or its thread closes it. That thread wakes up by itself if somebody else has the
+        # lock.
         poller = self._poller if self._has_thread else None
         if poller is not None and poller._lock.acquire(blocking=False):
             try:

@@ -25,16 +25,17 @@ class EventKind(NamedInt):
 
     Names:
         COMPLETION_QUEUE_ERROR: the queue was overrun (contract G.3.1).
-        QUEUE_PAIR_FATAL, QUEUE_PAIR_REQUEST_ERROR, QUEUE_PAIR_ACCESS_ERROR: the queue pair failed, because of the adapter, of a
-            wrong request of the peer, or of one beyond its rights.
+        QUEUE_PAIR_FATAL, QUEUE_PAIR_REQUEST_ERROR, QUEUE_PAIR_ACCESS_ERROR: the queue pair failed, because of the
+            adapter, of a wrong request of the peer, or of one beyond its rights.
         CONNECTION_ESTABLISHED: a queue pair that is ready to receive got its first message.
         SEND_QUEUE_DRAINED: a queue pair in SQD has ended what it had begun.
         PATH_MIGRATED, PATH_MIGRATION_FAILED: the queue pair uses its alternate path, or could not.
         DEVICE_FATAL: the adapter failed, or was removed. It is the last event.
         PORT_ACTIVE, PORT_DOWN: the port's state.
-        LID_CHANGED, PKEY_CHANGED, SUBNET_MANAGER_CHANGED, CLIENT_REREGISTER, GID_CHANGED: the port has other addresses or keys,
-            or another subnet manager.
-        SHARED_RECEIVE_QUEUE_ERROR, SHARED_RECEIVE_QUEUE_LIMIT: the queue failed, or has fewer receives than its threshold.
+        LID_CHANGED, PKEY_CHANGED, SUBNET_MANAGER_CHANGED, CLIENT_REREGISTER, GID_CHANGED: the port has other addresses
+            or keys, or another subnet manager.
+        SHARED_RECEIVE_QUEUE_ERROR, SHARED_RECEIVE_QUEUE_LIMIT: the queue failed, or has fewer receives than its
+            threshold.
         LAST_RECEIVE_TAKEN: a queue pair that failed takes no more receives from its shared receive queue.
     Source: ibv_get_async_event(3).
     """
@@ -93,8 +94,8 @@ def make_event(native: int, port: int, subject: Any, name: str) -> AdapterEvent 
 class EventStream(AdapterObject):
     """The events of an adapter from its creation on, made by Adapter.events().
 
-    get() takes the next one. The stream is an iterator too, for `for` and for `async for`. Iteration ends when the stream is
-    closed, and after DEVICE_FATAL. What ndpy itself does because of an event, it does in any case.
+    get() takes the next one. The stream is an iterator too, for `for` and for `async for`. Iteration ends when the
+    stream is closed, and after DEVICE_FATAL. What ndpy itself does because of an event, it does in any case.
 
     A stream keeps up to 1000 events that nobody has taken. Then the oldest ones are lost.
 

@@ -67,8 +67,8 @@ class Listener(AdapterObject, ListenerSteps):
         """Wait for the next request.
 
         Parameters:
-            timeout_s: how long to wait. None waits for ever. To soft0 a connection is a file descriptor. Without a free one,
-                requests wait until there is one, and only the TimeoutError tells why.
+            timeout_s: how long to wait. None waits for ever. To soft0 a connection is a file descriptor. Without a free
+                one, requests wait until there is one, and only the TimeoutError tells why.
         Returns: a connector in the state requested.
         Raises:
             TimeoutError: no request came within timeout_s seconds.
@@ -207,7 +207,8 @@ class Listener(AdapterObject, ListenerSteps):
         if self._refused and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self._describe()} has refused {self._refused} connection requests, since {self._backlog} waited already; "
+                f"{self._describe()} has refused {self._refused} connection requests, since {self._backlog} waited "
+                f"already; "
                 "take them sooner, or listen with a larger backlog",
                 RuntimeWarning,
                 stacklevel=3,

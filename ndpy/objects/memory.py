@@ -107,7 +107,8 @@ def _closed(address: int, length: int) -> ClosedError:
 class MemoryRegion(_core.MemoryRegion, AdapterObject, RegionSteps):
     """Registered memory, made by Adapter.register(). It keeps the buffer in place until it is closed.
 
-    If it is still open when the interpreter ends, the buffer is never freed. A region of (address, length) is closed then.
+    If it is still open when the interpreter ends, the buffer is never freed. A region of (address, length) is closed
+    then.
 
     A slice of it is an Sge.
 
@@ -153,8 +154,8 @@ class MemoryRegion(_core.MemoryRegion, AdapterObject, RegionSteps):
         self._check()
         if not self.access & _FOR_PEERS:
             raise AccessViolationError(
-                "the region grants nothing to peers: register it with Access.REMOTE_READ, REMOTE_WRITE or REMOTE_ATOMIC, "
-                "or bind a memory window to it",
+                "the region grants nothing to peers: register it with Access.REMOTE_READ, REMOTE_WRITE or "
+                "REMOTE_ATOMIC, or bind a memory window to it",
                 operation="remote",
             )
         stop = self.length if length is None else offset + length
@@ -298,8 +299,8 @@ class MemoryRegion(_core.MemoryRegion, AdapterObject, RegionSteps):
         Parameters:
             buffer: the new memory, as for register(). None keeps the old memory.
             access: the new rights. None keeps the old rights.
-            domain: a ProtectionDomain of the same adapter, or the adapter itself, to which the region belongs from now on. None
-                keeps the old one.
+            domain: a ProtectionDomain of the same adapter, or the adapter itself, to which the region belongs from now
+                on. None keeps the old one.
         Raises:
             ForeignObjectError: the protection domain is another adapter's.
             UnsupportedError: info.capabilities lacks REREGISTRATION, as on every NetworkDirect adapter. Or the region
@@ -368,8 +369,8 @@ class Binding(Uncopied):
 
     It ends when the bind fails, when the window is invalidated, or when the queue pair or the window is closed.
 
-    The window and the queue pair keep it. The region does not, because a region that was dropped and waits for its turn to be
-    closed would then keep the other two for ever.
+    The window and the queue pair keep it. The region does not, because a region that was dropped and waits for its turn
+    to be closed would then keep the other two for ever.
     """
 
     __slots__ = (
@@ -429,8 +430,8 @@ class MemoryWindow(AdapterObject, WindowSteps):
     takes them away, and so does close(). If the program drops a bound window, it stays bound until its queue pair is
     closed.
 
-    On verbs it is a window of type 2. With Capability.TYPE_1_WINDOWS it is one of type 1, whose token works for every peer of its
-    protection domain.
+    On verbs it is a window of type 2. With Capability.TYPE_1_WINDOWS it is one of type 1, whose token works for every
+    peer of its protection domain.
 
     Source: IND2MemoryWindow (contract section E); ibv_alloc_mw(3), ibv_bind_mw(3).
     """
@@ -545,8 +546,8 @@ _FIELD_NAMES = re.compile(":[^:]*:")
 def plain_view(buffer: Any) -> memoryview:
     """Return a view of a buffer whose bytes lie one after the other, in the order of its elements.
 
-    This alone decides what can be registered, sent, received into, read, written and exposed, however long it is. Only what C
-    registers by itself does not come here: that is a part of what this allows.
+    This alone decides what can be registered, sent, received into, read, written and exposed, however long it is. Only
+    what C registers by itself does not come here: that is a part of what this allows.
 
     Raises:
         TypeError: it is not a buffer.
@@ -556,21 +557,25 @@ def plain_view(buffer: Any) -> memoryview:
         view = memoryview(buffer)
     except TypeError:
         raise TypeError(
-            f"{type(buffer).__name__} is not a buffer; give bytes, a bytearray, mmap, array, NumPy array or ndpy.alloc()"
+            f"{type(buffer).__name__} is not a buffer; give bytes, a bytearray, mmap, array, NumPy array or "
+            f"ndpy.alloc()"
         ) from None
     except (ValueError, BufferError) as error:
         raise InvalidBufferError(
-            f"the {type(buffer).__name__} gives no view of its bytes ({error}); give a view as bytes or numbers, such as "
+            f"the {type(buffer).__name__} gives no view of its bytes ({error}); give a view as bytes or numbers, such "
+            f"as "
             "array.view('u1')"
         ) from None
     if not view.c_contiguous:
         raise InvalidBufferError(
-            f"the {type(buffer).__name__} is not C-contiguous: its bytes have gaps, or another order than its elements; "
+            f"the {type(buffer).__name__} is not C-contiguous: its bytes have gaps, or another order than its "
+            f"elements; "
             "give a contiguous copy (numpy.ascontiguousarray(), bytes()), or fill contiguous memory and copy from that"
         )
     if "O" in view.format and "O" in _FIELD_NAMES.sub("", view.format):
         raise InvalidBufferError(
-            f"the {type(buffer).__name__} holds Python objects, so its bytes are addresses, which mean nothing elsewhere; "
+            f"the {type(buffer).__name__} holds Python objects, so its bytes are addresses, which mean nothing "
+            f"elsewhere; "
             "give an array of numbers, or the bytes that pickle makes of it"
         )
     return view

@@ -1,10 +1,11 @@
 """What a platform supplies: every native step, with its locks and errors, and the classes of its objects.
 
-A public class derives from its steps here, does all the rest, and calls them. ndpy/platforms/verbs and ndpy/platforms/networkdirect have a
-class for each, which implements them. What has a body here may be left as it is, and what raises NotImplementedError is called only on
-adapters that claim the capability.
+A public class derives from its steps here, does all the rest, and calls them. ndpy/platforms/verbs and
+ndpy/platforms/networkdirect have a class for each, which implements them. What has a body here may be left as it is,
+and what raises NotImplementedError is called only on adapters that claim the capability.
 
-A step raises NdpyError, made by ndpy.errors from the provider's number, and has changed nothing then, unless it says otherwise.
+A step raises NdpyError, made by ndpy.errors from the provider's number, and has changed nothing then, unless it says
+otherwise.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
 
 
 class Platform(Protocol):
-    """What the module platform of each platform has. implementation() of ndpy/platforms/__init__.py returns one of the two."""
+    """What the module platform of each platform has. implementation() of ndpy/platforms/__init__.py returns one of the
+    two.
+    """
 
     @property
     def Poller(self) -> type[Poller]: ...
@@ -230,7 +233,8 @@ class RegionSteps(abc.ABC):
     def _native_reregister(
         self, owner: Any, memory: tuple[int, int] | None, access: Access | None, domain: Adapter | None
     ) -> None:
-        """Give it this (address, length), these rights or this protection domain. Only if info.capabilities has REREGISTRATION.
+        """Give it this (address, length), these rights or this protection domain. Only if info.capabilities has
+        REREGISTRATION.
 
         It may mark the region as unusable until reregister() has noted the new memory.
 
@@ -301,7 +305,9 @@ class CompletionQueueSteps(abc.ABC):
 
     @abc.abstractmethod
     def _native_rearm(self) -> list[Pending[None]]:
-        """Ask for the notifications again after a close that failed. Returns the Pendings to end at once. Under the lock."""
+        """Ask for the notifications again after a close that failed. Returns the Pendings to end at once. Under the
+        lock.
+        """
 
     @abc.abstractmethod
     def _native_resize(self, depth: int) -> None:
@@ -319,7 +325,9 @@ class CompletionQueueSteps(abc.ABC):
 
     @abc.abstractmethod
     def _native_free(self) -> None:
-        """Free the native objects, and set each to None once it is freed. If one fails, _cq is not None. Under the lock."""
+        """Free the native objects, and set each to None once it is freed. If one fails, _cq is not None. Under the
+        lock.
+        """
 
 
 class SharedReceiveQueueSteps(abc.ABC):
@@ -432,7 +440,8 @@ class ListenerSteps(abc.ABC):
 
     @abc.abstractmethod
     def _native_close(self) -> list[Connector]:
-        """Stop listening and free the native listener, unless that was done before. Returns the requests that came meanwhile.
+        """Stop listening and free the native listener, unless that was done before. Returns the requests that came
+        meanwhile.
 
         If it raises, nothing has changed.
         """
@@ -512,7 +521,9 @@ class QueuePairSteps(abc.ABC):
         return True
 
     def _native_has_last_receive(self) -> bool:
-        """Whether a queue pair that is flushed takes no more receives of its shared receive queue. Called under the lock."""
+        """Whether a queue pair that is flushed takes no more receives of its shared receive queue. Called under the
+        lock.
+        """
         return True
 
     def _native_end_connection(self, natively: bool) -> bool:
@@ -534,7 +545,9 @@ class QueuePairSteps(abc.ABC):
         raise NotImplementedError
 
     def _native_state(self) -> QueuePairState:
-        """The state of the native queue pair. This and the next three are called only on adapters with Capability.MODIFY."""
+        """The state of the native queue pair. This and the next three are called only on adapters with
+        Capability.MODIFY.
+        """
         raise NotImplementedError
 
     def _native_modify(self, given: dict[str, Any]) -> None:

@@ -135,8 +135,8 @@ class Pending(Uncopied, concurrent.futures.Future[T]):
         """Call callback(self) when the operation ends, in the thread that ends it. If it has ended, call it at once.
 
         That thread may hold locks of the objects concerned. So the callback should only pass the news on, and leave the
-        work to another thread. An exception of the callback goes to sys.unraisablehook. Only Ctrl-C and sys.exit() in the
-        main thread are raised there.
+        work to another thread. An exception of the callback goes to sys.unraisablehook. Only Ctrl-C and sys.exit() in
+        the main thread are raised there.
         """
         if not self.done():
             with self._condition:

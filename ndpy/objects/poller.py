@@ -297,6 +297,7 @@ class Poller(Uncopied, PollerSteps):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The garbage collector may be closing the generator or coroutine of the block. Then the finalizer stops the poller.
+        # The garbage collector may be closing the generator or coroutine of the block. Then the finalizer stops the
+        # poller.
         if kind is not GeneratorExit:
             self.close()

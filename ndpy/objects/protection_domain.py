@@ -9,14 +9,15 @@ from ndpy.objects.resource import Resource
 class ProtectionDomain(Adapter):
     """A protection domain of its own, made by Adapter.create_protection_domain(). It is an Adapter too.
 
-    Memory regions, memory windows, shared receive queues, destinations and registration caches belong to the domain that they
-    are made from, and so do queue pairs. A queue pair takes only memory of its own domain, and a peer reaches only this
-    memory. So a program can keep apart what belongs to different clients of it.
+    Memory regions, memory windows, shared receive queues, destinations and registration caches belong to the domain
+    that they are made from, and so do queue pairs. A queue pair takes only memory of its own domain, and a peer reaches
+    only this memory. So a program can keep apart what belongs to different clients of it.
 
-    Completion queues, connectors, listeners and streams of events do not protect memory: those of the adapter and of all its
-    domains work together.
+    Completion queues, connectors, listeners and streams of events do not protect memory: those of the adapter and of
+    all its domains work together.
 
-    While objects that were made from it are open, close() raises DeviceBusyError. The adapter cannot be closed before it.
+    While objects that were made from it are open, close() raises DeviceBusyError. The adapter cannot be closed before
+    it.
 
     Attributes:
         device: the adapter that it was made from.

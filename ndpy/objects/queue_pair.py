@@ -1,4 +1,6 @@
-"""Queue pairs: flush and close, and the windows that are bound to them. queue_pair_connection.py has begin and end of the connection."""
+"""Queue pairs: flush and close, and the windows that are bound to them. queue_pair_connection.py has begin and end of
+the connection.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,9 @@ class QueuePair(QueuePairConnection):
     _slots: Any
     #: The status of a bind or invalidate that the contract forbids. None: the provider's own status.
     _status_if_forbidden: ClassVar[int | None] = None
-    #: When the queue pair is closed, completions of a shared receive queue may be left. They then get a new number: this
-    #: one plus the serial number. The sum has to differ from every `_number` of a queue pair that may be created later.
+    #: When the queue pair is closed, completions of a shared receive queue may be left. They then get a new number:
+    #: this one plus the serial number. The sum has to differ from every `_number` of a queue pair that may be created
+    #: later.
     _renumbered_from: ClassVar[int] = 0
 
     def __init__(
@@ -72,8 +75,8 @@ class QueuePair(QueuePairConnection):
         self.context: Any = None
         #: Whether the provider had ended every request when the native queue pair was destroyed.
         self._all_ended = True
-        #: How many of its queues count it as a user: first its completion queues, then the shared receive queue. It leaves
-        #: each of them once, even if Ctrl-C ends a close() half-way.
+        #: How many of its queues count it as a user: first its completion queues, then the shared receive queue. It
+        #: leaves each of them once, even if Ctrl-C ends a close() half-way.
         self._joined = 0
         self._slots = None
         self._qp = self._native_create()
@@ -114,8 +117,9 @@ class QueuePair(QueuePairConnection):
     def data_in_order(self, operation: Operation = Operation.WRITE) -> bool:
         """Whether the adapter promises to write the bytes of a message from its first to its last.
 
-        If so, a program may poll the last byte of memory that a peer writes to. Capability.IN_ORDER_DMA is a property of the
-        transport, and this is a promise for this queue pair, machine and operation. Many adapters promise nothing.
+        If so, a program may poll the last byte of memory that a peer writes to. Capability.IN_ORDER_DMA is a property
+        of the transport, and this is a promise for this queue pair, machine and operation. Many adapters promise
+        nothing.
 
         Parameters:
             operation: WRITE or RECEIVE for what peers write and send, READ for what this side reads.
@@ -134,9 +138,11 @@ class QueuePair(QueuePairConnection):
     # ---- the end ----
 
     def flush(self) -> None:
-        """Cancel everything that is outstanding in both directions. Completions with CANCELED follow, in the order of posting.
+        """Cancel everything that is outstanding in both directions. Completions with CANCELED follow, in the order of
+        posting.
 
-        On a connected queue pair later requests complete CANCELED too. A queue pair that was never connected stays usable.
+        On a connected queue pair later requests complete CANCELED too. A queue pair that was never connected stays
+        usable.
         Source: IND2QueuePair::Flush (contract F.7); ibv_modify_qp(3) to IBV_QPS_ERR.
         """
         self._check()
@@ -359,8 +365,8 @@ class QueuePair(QueuePairConnection):
         """Take back what bind() gave, and return as soon as the request is queued.
 
         Once the request has completed, the adapter refuses what the peer does with the window's token, and ends the
-        connection. An invalidate of a window that is not bound to this queue pair completes INVALID_REQUEST and ends the
-        connection too.
+        connection. An invalidate of a window that is not bound to this queue pair completes INVALID_REQUEST and ends
+        the connection too.
 
         Parameters:
             window: a window that is bound to this queue pair.
@@ -376,8 +382,8 @@ class QueuePair(QueuePairConnection):
     def _revoke(self, window: MemoryWindow) -> bool:
         """Invalidate a window and wait for the end of that. The program gets no completion.
 
-        Returns False if the connection has ended, or if earlier requests are still under way. Then closing the window takes
-        the peer's right away. Once an invalidate is posted, the window has to stay open until that has ended.
+        Returns False if the connection has ended, or if earlier requests are still under way. Then closing the window
+        takes the peer's right away. Once an invalidate is posted, the window has to stay open until that has ended.
         """
         binding = window._binding
         if binding is None or binding.queue_pair is not self or self._wait_until_ended(_IDLE_S) != 1:

@@ -49,8 +49,8 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
     _qp: Any
     #: The windows that are bound to it. None before the first one is.
     _bindings: set[Binding] | None
-    #: Their _on_queue_pair_closing() is called before the close, and _on_connection_ended() when the connection ends. None
-    #: before there is one.
+    #: Their _on_queue_pair_closing() is called before the close, and _on_connection_ended() when the connection ends.
+    #: None before there is one.
     _dependants: SharedWeakSet[Any] | None
     #: Whether it can be connected without a connection manager.
     _has_endpoints: ClassVar[bool] = False
@@ -87,9 +87,11 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
 
     @property
     def path(self) -> PathInfo | None:
-        """The path of its connection, which the adapter is asked for at each look. It also tells of an ended connection.
+        """The path of its connection, which the adapter is asked for at each look. It also tells of an ended
+        connection.
 
-        Returns: None if the transport does not tell: on iWARP, whose connections are those of TCP, and on NetworkDirect.
+        Returns: None if the transport does not tell: on iWARP, whose connections are those of TCP, and on
+            NetworkDirect.
         Raises:
             NotConnectedError: there was no connection yet.
             ProviderError: the adapter does not answer.
@@ -120,8 +122,8 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
     def retry(self) -> RetryPolicy:
         """How often and how long the adapter tries again on this connection, as the adapter itself reports it.
 
-        retry.gives_up_s is the time after which a request to a dead host fails. The values may differ from the policy that
-        the program asked for: an adapter rounds, a connection manager lowers, and 7 is not possible on rxe.
+        retry.gives_up_s is the time after which a request to a dead host fails. The values may differ from the policy
+        that the program asked for: an adapter rounds, a connection manager lowers, and 7 is not possible on rxe.
 
         All fields are None on adapters without RETRY_POLICY in info.capabilities: iWARP leaves retries to TCP, and
         NetworkDirect leaves them to its provider and does not tell them.
@@ -240,14 +242,15 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
             gid_index: the GID to use, as ibv_rc_pingpong's -g. None chooses by rank: RoCE v2 before v1, routable before
                 link-local before loopback, IPv4 before IPv6.
             psn: the first packet's sequence number, 24 bits. None for a random one.
-            gid: the GID to use, by its index, its address such as "192.0.2.1" or "fe80::1%eth0", or its network interface such as
-                "eth0.10". The best one by rank, if there are several. Of several interfaces with the address, it is the one by which
-                this machine's routes lead to the address's subnet.
+            gid: the GID to use, by its index, its address such as "192.0.2.1" or "fe80::1%eth0", or its network
+                interface such as "eth0.10". The best one by rank, if there are several. Of several interfaces with the
+                address, it is the one by which this machine's routes lead to the address's subnet.
         Raises:
             ValueError: there are a gid and a gid_index.
             UnsupportedError: iWARP adapters other than soft0, and NetworkDirect's, connect through connectors only.
             ConnectionActiveError: the queue pair is connected with other values than these.
-            AddressUnreachableError: the adapter has no such GID, or the routes prefer none of several interfaces with the address.
+            AddressUnreachableError: the adapter has no such GID, or the routes prefer none of several interfaces with
+                the address.
         """
         self._require_endpoints("local_endpoint")
         if gid_index is not None and gid is not None:
@@ -278,15 +281,16 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
     ) -> None:
         """Connect to a peer without a connection manager. The program has brought the two endpoints across by itself.
 
-        This side's endpoint is what local_endpoint() returned last, and the peer has to know it. The path MTU is the smaller
-        one of the two ends. Nothing is negotiated: more reads at once than the peer serves end the connection.
+        This side's endpoint is what local_endpoint() returned last, and the peer has to know it. The path MTU is the
+        smaller one of the two ends. Nothing is negotiated: more reads at once than the peer serves end the connection.
 
         Parameters:
             remote: the peer's endpoint.
-            inbound_read_limit: how many reads of the peer may run at once. None for the adapter's limit. A larger limit is
-                lowered to that.
-            outbound_read_limit: how many reads of this side may run at once. None for the adapter's limit. A larger limit is
-                lowered to that, and to what the remote endpoint says that it serves. read_limits has both results.
+            inbound_read_limit: how many reads of the peer may run at once. None for the adapter's limit. A larger limit
+                is lowered to that.
+            outbound_read_limit: how many reads of this side may run at once. None for the adapter's limit. A larger
+                limit is lowered to that, and to what the remote endpoint says that it serves. read_limits has both
+                results.
             retry: see RetryPolicy. Fields that are None are as in ibv_rc_pingpong: retry_count 7 (6 on rxe),
                 rnr_retry_count ENDLESS, min_rnr_timer 12, ack_timeout 14.
         Raises:
@@ -323,24 +327,24 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
     def modify(self, **attributes: Any) -> None:
         """Set attributes of the queue pair by hand, and change its state.
 
-        The queue pair is in the state INIT when it is made. A program that connects it by hand makes it ready to receive (RTR)
-        and then to send (RTS), on both sides. It takes either this way, or connect_endpoint(), or a connector. A queue pair of
-        a connector can be modified between RTS and SQD, and to ERROR.
+        The queue pair is in the state INIT when it is made. A program that connects it by hand makes it ready to
+        receive (RTR) and then to send (RTS), on both sides. It takes either this way, or connect_endpoint(), or a
+        connector. A queue pair of a connector can be modified between RTS and SQD, and to ERROR.
 
         Parameters:
-            attributes: those of QueuePairAttributes, by name. Which ones a change of state needs and takes depends on the type
-                of the queue pair. CHANGES in ndpy/vocabulary/queue_pair_attributes.py has the table. For RTS, the defaults of
-                connect_endpoint() are good values.
+            attributes: those of QueuePairAttributes, by name. Which ones a change of state needs and takes depends on
+                the type of the queue pair. CHANGES in ndpy/vocabulary/queue_pair_attributes.py has the table. For RTS,
+                the defaults of connect_endpoint() are good values.
         Raises:
-            QueuePairAttributesError: an attribute is missing, or one is too many; the message names them. Or there is no such
-                change of state.
+            QueuePairAttributesError: an attribute is missing, or one is too many; the message names them. Or there is
+                no such change of state.
             ValueError, TypeError: a value is out of range, or of a wrong type.
             UnsupportedError: info.capabilities lacks MODIFY.
             ConnectionActiveError: a connector has the queue pair.
             DeviceBusyError: RESET, while windows are bound to the queue pair.
             ProviderError: the adapter refused the values.
-        After RESET the queue pair is as if it was new, and its outstanding requests complete CANCELED. After ERROR they do so
-        too, and later requests as well.
+        After RESET the queue pair is as if it was new, and its outstanding requests complete CANCELED. After ERROR they
+        do so too, and later requests as well.
         Source: ibv_modify_qp(3).
         """
         given = QueuePairAttributes(**attributes).given()

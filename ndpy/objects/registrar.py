@@ -91,7 +91,8 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
         owner, address, length = buffer_range(buffer, is_written(access))
         if length > self.info.max_registration_size:
             raise errors.LimitExceededError(
-                f"{length} bytes are more than the {self.info.max_registration_size} that {self.info.name} registers at once"
+                f"{length} bytes are more than the {self.info.max_registration_size} that {self.info.name} registers "
+                f"at once"
             )
         return owner, buffer, address, length, access
 
@@ -101,7 +102,8 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
             bits = operator.index(access)
         except TypeError:
             raise TypeError(
-                f"access is a combination of Access flags, such as Access.LOCAL_WRITE | Access.REMOTE_READ, not {access!r:.80}"
+                f"access is a combination of Access flags, such as Access.LOCAL_WRITE | Access.REMOTE_READ, not "
+                f"{access!r:.80}"
             ) from None
         if bits & _NO_ACCESS:
             raise errors.InvalidFlagsError(f"register: {bits:#x} has bits that are no Access flags")
@@ -114,7 +116,8 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
     def register_null(self) -> MemoryRegion:
         """Make a region without memory. What the adapter writes there is dropped, and what it reads there are zeros.
 
-        So one element of a receive can skip a part of a message. Peers cannot use it. The region's address is 0 and its buffer is
+        So one element of a receive can skip a part of a message. Peers cannot use it. The region's address is 0 and its
+        buffer is
         None: region[0:n] is an element of n bytes.
 
         Raises:
@@ -148,12 +151,13 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
         """Register memory for use at an address that the program chooses.
 
         Elements and peers name the first byte by this address, so region.address is `address`, and so is that of
-        region.remote(). With 0 the addresses are offsets (a zero-based region). MemoryRegion.reregister() cannot change it.
+        region.remote(). With 0 the addresses are offsets (a zero-based region). MemoryRegion.reregister() cannot change
+        it.
 
         Parameters:
             buffer, access: as for register().
-            address: 0 to 2**64 - 1. It must have the same offset within a page as the memory; alloc() gives memory with the
-                offset 0.
+            address: 0 to 2**64 - 1. It must have the same offset within a page as the memory; alloc() gives memory with
+                the offset 0.
         Raises:
             UnsupportedError: info.capabilities lacks CHOSEN_ADDRESS, as on every NetworkDirect adapter.
             InvalidBufferError: the address is not possible for this memory.

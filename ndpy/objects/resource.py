@@ -1,13 +1,14 @@
 """What the objects have in common that hold a provider's resource. cdefs/core/resource.c has the table of their lives.
 
-An object that is dropped without close() goes to its adapter, whose background thread closes it. A finalizer may run in any
-thread, with any lock held, so it calls no provider. Nor does the end of a block whose generator or coroutine is closed, because
-the garbage collector closes these too.
+An object that is dropped without close() goes to its adapter, whose background thread closes it. A finalizer may run in
+any thread, with any lock held, so it calls no provider. Nor does the end of a block whose generator or coroutine is
+closed, because the garbage collector closes these too.
 
-When the interpreter ends, nothing is closed, and memory that is still registered is never freed: until the process has gone, peers
-may write to it, and receives are posted to it. _on_exit() keeps it before the interpreter takes anything apart, because finalizers
-may free memory that something still refers to. What daemon threads register after that is kept when it is dropped. Only memory that
-was given as (address, length) is not ndpy's to keep: _on_exit() deregisters it.
+When the interpreter ends, nothing is closed, and memory that is still registered is never freed: until the process has
+gone, peers may write to it, and receives are posted to it. _on_exit() keeps it before the interpreter takes anything
+apart, because finalizers may free memory that something still refers to. What daemon threads register after that is
+kept when it is dropped. Only memory that was given as (address, length) is not ndpy's to keep: _on_exit() deregisters
+it.
 """
 
 from __future__ import annotations
@@ -90,14 +91,16 @@ class Resource(_core.Resource, metaclass=_Made):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if kind is GeneratorExit:
-            # The garbage collector may be closing a generator or a coroutine that was dropped, which is a finalizer too.
+            # The garbage collector may be closing a generator or a coroutine that was dropped, which is a finalizer
+            # too.
             if not self.closed:
                 self._adapter._adopt(self)
             return
         try:
             self.close()
         except DeviceBusyError:
-            # The exception of the body matters more than objects that it left open. They are closed when they are dropped.
+            # The exception of the body matters more than objects that it left open. They are closed when they are
+            # dropped.
             if error is None:
                 raise
 
@@ -136,7 +139,8 @@ class Resource(_core.Resource, metaclass=_Made):
 
     def _removed_error(self) -> NdpyError:
         return DeviceRemovedError(
-            f"adapter {self._adapter.info.name} was removed; close all of its objects, and open it again when it is back",
+            f"adapter {self._adapter.info.name} was removed; close all of its objects, and open it again when it is "
+            f"back",
             operation=self._describe(),
         )
 
@@ -158,7 +162,8 @@ class Resource(_core.Resource, metaclass=_Made):
         self._require_same_device(other, what)
         if other._adapter is not self._adapter:
             raise ForeignObjectError(
-                f"{what} belongs to another protection domain of {self._adapter.info.name} than this {self._describe()}; memory "
+                f"{what} belongs to another protection domain of {self._adapter.info.name} than this "
+                f"{self._describe()}; memory "
                 "and what uses it work together only within one domain"
             )
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class SharedReceiveQueue(AdapterObject, SharedReceiveQueueSteps):
     """Receives that several queue pairs draw from, made by Adapter.create_shared_receive_queue().
 
-    A message takes the oldest receive. The completion goes to receive_cq of the queue pair that the message came for. If the
-    queue is empty, senders wait, and nothing fails.
+    A message takes the oldest receive. The completion goes to receive_cq of the queue pair that the message came for.
+    If the queue is empty, senders wait, and nothing fails.
 
     Attributes:
         depth: how many receives may be outstanding.
@@ -124,7 +124,8 @@ class SharedReceiveQueue(AdapterObject, SharedReceiveQueueSteps):
         """Change the depth and the threshold of arm() (contract G.5.3).
 
         Parameters:
-            depth: 1 to info.max_shared_receive_queue_depth, and at most the depth at the creation. 0 keeps the old depth.
+            depth: 1 to info.max_shared_receive_queue_depth, and at most the depth at the creation. 0 keeps the old
+                depth.
             threshold: see arm(). 0 keeps the old threshold.
         Raises:
             LimitExceededError: the depth is beyond the adapter's limit, or below the number of outstanding receives.

@@ -1,7 +1,7 @@
 """Requests that bind and invalidate memory windows: how they are posted, withdrawn, and what happens when they end.
 
-The window has its binding as soon as the bind is posted. So a record of each posted request stays in the initiator queue,
-and ended() corrects the window when the request turns out to have failed.
+The window has its binding as soon as the bind is posted. So a record of each posted request stays in the initiator
+queue, and ended() corrects the window when the request turns out to have failed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class BindRequest:
 
     def __init__(self, binding: Binding, of_bound_window: bool) -> None:
         self.binding = binding
-        #: The window was bound as far as this side knew. Then the request fails, unless the peer had invalidated the window.
+        #: The window was bound as far as this side knew. Then the request fails, unless the peer had invalidated the
+        #: window.
         self.of_bound_window = of_bound_window
         self.failed = False
         #: On verbs: the key by which the provider found the window before.

@@ -1,7 +1,7 @@
 """Work queues: posting sends, receives, reads and writes.
 
-cdefs/core/work_queues.c posts one element of a region by itself. Here stands what it leaves: several elements, bytes that are
-sent inline, and what a refusal means.
+cdefs/core/work_queues.c posts one element of a region by itself. Here stands what it leaves: several elements, bytes
+that are sent inline, and what a refusal means.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ class WorkQueues(_core.WorkQueues, AdapterObject):
     _rings: Any
     #: Its transport service.
     type: QueuePairType
-    #: Held while the requests of a batch are posted one by one, so that those of two batches do not share the last room.
-    #: None until then.
+    #: Held while the requests of a batch are posted one by one, so that those of two batches do not share the last
+    #: room. None until then.
     _singly: _core.Lock | None
     #: What its requests go to, if they name a destination.
     _destinations: Any = None
@@ -351,7 +351,8 @@ class WorkQueues(_core.WorkQueues, AdapterObject):
         if refused == QUEUE_FULL:
             queue, depth = self._queue_of(operation)
             return errors.QueueFullError(
-                f"all {depth} slots of the {queue} queue are taken; take completions from its completion queue, then try again",
+                f"all {depth} slots of the {queue} queue are taken; take completions from its completion queue, then "
+                f"try again",
                 operation=name,
             )
         if refused == NOT_CONNECTED:
@@ -378,7 +379,8 @@ class WorkQueues(_core.WorkQueues, AdapterObject):
             )
         if refused == NO_READS:
             return errors.LimitExceededError(
-                f"{name}: the connection was made with an outbound read limit of 0; the two sides' read limits decide it"
+                f"{name}: the connection was made with an outbound read limit of 0; the two sides' read limits decide "
+                f"it"
             )
         if refused == UNSUPPORTED:
             return self._unsupported(operation)

@@ -1,4 +1,6 @@
-"""Extended reliable connections (XRC): one connection from a process to a host, for shared receive queues of all its processes."""
+"""Extended reliable connections (XRC): one connection from a process to a host, for shared receive queues of all its
+processes.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +61,9 @@ class XrcDestination:
 class XrcDomain(AdapterObject, XrcDomainSteps):
     """Connects the XRC receivers and the shared receive queues of a host. Adapter.open_xrc_domain() makes one.
 
-    Each process of a host has shared receive queues in the domain, and any of the processes has a receiver in it for each peer. A
-    message that comes to a receiver names the queue that it is for. So n processes on each of two hosts need n connections from a
-    host to the other one instead of n * n.
+    Each process of a host has shared receive queues in the domain, and any of the processes has a receiver in it for
+    each peer. A message that comes to a receiver names the queue that it is for. So n processes on each of two hosts
+    need n connections from a host to the other one instead of n * n.
 
     It cannot be closed before its queues and receivers.
 
@@ -146,8 +148,8 @@ class XrcReceiveQueue(SharedReceiveQueue):
     Attributes:
         number: for the peers, who make an XrcDestination of it.
         domain: the XrcDomain.
-        receive_cq: takes the completions. The `queue_pair` of a completion is the receiver that the message came to, or None if
-            another process has that, or if it is closed.
+        receive_cq: takes the completions. The `queue_pair` of a completion is the receiver that the message came to, or
+            None if another process has that, or if it is closed.
         Others are those of SharedReceiveQueue. No queue pair can be created with it.
     Source: ibv_create_srq_ex(3), ibv_get_srq_num(3).
     """
@@ -193,8 +195,8 @@ class XrcReceiveQueue(SharedReceiveQueue):
 class XrcSender(QueuePair):
     """The sending end of a connection to a host. Adapter.create_xrc_sender() makes one.
 
-    local_endpoint() and connect_endpoint() connect it to an XrcReceiver. It sends to any shared receive queue of the receiver's
-    domain, and reads, writes and does atomic operations as any queue pair. It receives nothing.
+    local_endpoint() and connect_endpoint() connect it to an XrcReceiver. It sends to any shared receive queue of the
+    receiver's domain, and reads, writes and does atomic operations as any queue pair. It receives nothing.
 
     Attributes: those of QueuePair.
     Source: ibv_create_qp(3) with IBV_QPT_XRC_SEND.
@@ -212,8 +214,8 @@ class XrcSender(QueuePair):
 class XrcReceiver(QueuePair):
     """The receiving end of a connection to a host. XrcDomain.create_receiver() makes one.
 
-    local_endpoint() and connect_endpoint() connect it to an XrcSender. What comes goes to the shared receive queues of its domain,
-    and to memory with rights for the peer. It posts no requests.
+    local_endpoint() and connect_endpoint() connect it to an XrcSender. What comes goes to the shared receive queues of
+    its domain, and to memory with rights for the peer. It posts no requests.
 
     Attributes: those of QueuePair that are not about requests, and:
         domain: the XrcDomain.

@@ -9,10 +9,10 @@ A test that takes the fixture `rdma_adapter` runs on any machine:
         client.take_ok()
         assert server.memory.buffer[:5] == b"hello"
 
-`pytest --rdma soft|here|vm|none` says where the adapter comes from. `soft` is the default: soft0 on Linux, softnd under Windows.
-`pytest --fixtures` describes the fixtures, and `pytest --markers` the marker `rdma`. After a test that uses an adapter,
-nothing that it has opened may be open: no object of ndpy, descriptor, thread or task. The report says where a leaked
-object was made. Without a fixture, a marker or the option, the plugin imports nothing and checks nothing.
+`pytest --rdma soft|here|vm|none` says where the adapter comes from. `soft` is the default: soft0 on Linux, softnd under
+Windows. `pytest --fixtures` describes the fixtures, and `pytest --markers` the marker `rdma`. After a test that uses an
+adapter, nothing that it has opened may be open: no object of ndpy, descriptor, thread or task. The report says where a
+leaked object was made. Without a fixture, a marker or the option, the plugin imports nothing and checks nothing.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class Pair:
 
 @contextlib.contextmanager
 def connected_pair(adapter: ndpy.Adapter) -> Iterator[Pair]:
-    """Connect two queue pairs of an adapter to each other over one of its own addresses. The end of the block closes all."""
+    """Connect two queue pairs of an adapter to each other over one of its own addresses. The end of the block closes
+    all.
+    """
     rights = ndpy.Access.LOCAL_WRITE | ndpy.Access.REMOTE_READ | ndpy.Access.REMOTE_WRITE
     with contextlib.ExitStack() as stack:
         made = []

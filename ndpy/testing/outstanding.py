@@ -19,8 +19,9 @@ _SHOWN = 5
 def outstanding() -> str:
     """What the adapters, queues and queue pairs of this process are waiting for, for the report of a test that failed.
 
-    It takes the completions that are there. If a queue has some although a thread sleeps on it, a wake-up was lost. If a queue pair has
-    requests outstanding although the queue is empty, it is the completions that were lost, or they are late.
+    It takes the completions that are there. If a queue has some although a thread sleeps on it, a wake-up was lost. If
+    a queue pair has requests outstanding although the queue is empty, it is the completions that were lost, or they are
+    late.
     """
     load = f"load {os.getloadavg()[0]:.1f} on " if hasattr(os, "getloadavg") else ""
     lines = [f"{load}{os.cpu_count()} processors"]

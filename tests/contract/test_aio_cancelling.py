@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("each_loop_where
 
 
 def cancel_at_each_point(run, act, check, points=40, **options):
-    """Cancel a task after each (or of some) number of steps of the loop, until it is through before. check() looks what is left."""
+    """Cancel a task after each (or of some) number of steps of the loop, until it is through before. check() looks what
+    is left.
+    """
     through = False
     for steps in range(0, points * run.stride, run.stride):
 

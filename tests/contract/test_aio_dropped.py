@@ -1,4 +1,5 @@
-"""Coroutines of ndpy.aio that the garbage collector closes: their loop was closed first, or nobody referred to their task.
+"""Coroutines of ndpy.aio that the garbage collector closes: their loop was closed first, or nobody referred to their
+task.
 
 It closes them in any thread, which may hold any lock. So they may not wait for one, and may not call a provider.
 """

@@ -259,7 +259,8 @@ def test_e_3_3_another_queue_pair_cannot_use_the_window(window_pair, keep, windo
     assert_works(keep, window_pair)
 
 
-# Rights and range of a window, and what is written: an offset to its beginning, and a length. The last one ends with the region.
+# Rights and range of a window, and what is written: an offset to its beginning, and a length. The last one ends with
+# the region.
 BEYOND = {
     "e_2_6 no rights": (Access.NONE, slice(0, 4096), 0, 8),
     "e_3_1 readable": (READ, slice(0, 4096), 0, 4096),

@@ -60,7 +60,8 @@ def deaf(adapter, keep):
 
 @pytest.fixture
 def share_s(adapter):
-    """The time for an address that is silent. A connection is made within less, under Wine and in an emulated machine too.
+    """The time for an address that is silent. A connection is made within less, under Wine and in an emulated machine
+    too.
 
     siw's kernel gives an address up by itself after ten seconds.
     """

@@ -62,8 +62,8 @@ def run(adapter, connected):
 
         asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE_S))
 
-    # A kernel's driver is slow in an emulated machine, and so are Windows programs. siw takes longest to connect. There the usual
-    # run takes some of the points.
+    # A kernel's driver is slow in an emulated machine, and so are Windows programs. siw takes longest to connect. There
+    # the usual run takes some of the points.
     slow = 20 if has_quirk(adapter, Quirk.SIW_LEAVES_FIRST_MESSAGE) else 10
     start.stride = 1 if STRESS or not has_kernel_driver(adapter) else slow
     return start

@@ -1,7 +1,8 @@
 """How long a test waits for what should come at once.
 
-A deadline ends a test that hangs. It is never what a test is about, so it is generous: PATIENCE multiplies every deadline, also
-pytest's own. NDPY_TEST_PATIENCE sets it. Without that, it is how many times more programs want to run than there are processors.
+A deadline ends a test that hangs. It is never what a test is about, so it is generous: PATIENCE multiplies every
+deadline, also pytest's own. NDPY_TEST_PATIENCE sets it. Without that, it is how many times more programs want to run
+than there are processors.
 """
 
 from __future__ import annotations

@@ -332,7 +332,8 @@ def ask(
 ) -> Offer:
     """Start to connect a queue pair, and wait until the request is there.
 
-    The connector and the listener are new ones by default. The listener is one of the adapter `to`, by default of peer_of(adapter).
+    The connector and the listener are new ones by default. The listener is one of the adapter `to`, by default of
+    peer_of(adapter).
     """
     to = to or peer_of(adapter)
     listener = listener or keep(to.listen((host_of(to, version), 0)))

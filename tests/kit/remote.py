@@ -22,8 +22,8 @@ call of another thread. One more connection, the first, stands for the client pr
 
 Messages are pickled. Use this between machines that trust each other.
 
-This is one file of almost 800 lines, because the other host runs it as a program, which cannot import other modules of the
-tests before main(). Both sides and what crosses between them have to be the same version.
+This is one file of almost 800 lines, because the other host runs it as a program, which cannot import other modules of
+the tests before main(). Both sides and what crosses between them have to be the same version.
 """
 
 from __future__ import annotations

@@ -56,7 +56,9 @@ class Elsewhere:
 
 @contextlib.contextmanager
 def beside(*calls: Callable[[], Any], timeout_s: float = DEADLINE_S) -> Iterator[list[Elsewhere]]:
-    """Make each call in a thread while the block runs. At its end they must end within the time, and none may have raised."""
+    """Make each call in a thread while the block runs. At its end they must end within the time, and none may have
+    raised.
+    """
     running = [Elsewhere(call).start() for call in calls]
     yield running
     for one in running:

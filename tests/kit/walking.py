@@ -127,8 +127,8 @@ class Calls:
 def walk(run: Callable[[int], bool], points: Points, least: int) -> None:
     """Call run(0), run(1), … until one returns False, because the thread has no such point.
 
-    The test fails if the thread has fewer than `least` points. A run may miss its point, if the thread wakes up for something else
-    and sleeps again. So one that ends too early is repeated a few times.
+    The test fails if the thread has fewer than `least` points. A run may miss its point, if the thread wakes up for
+    something else and sleeps again. So one that ends too early is repeated a few times.
     """
     chosen, repetitions = 0, 5
     while True:

@@ -17,8 +17,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "ndpy"
 
-# The floors of ndpy, the lowest first. A floor has the modules whose names begin so, but for those of a longer entry. It imports
-# itself and the floors that its line names, and each of these stands above the line.
+# The floors of ndpy, the lowest first. A floor has the modules whose names begin so, but for those of a longer entry.
+# It imports itself and the floors that its line names, and each of these stands above the line.
 FLOORS = {
     "errors": "",
     "vocabulary": "errors",
@@ -194,7 +194,8 @@ def test_without_its_extension_module_ndpy_says_what_to_do():
     assert "install ndpy with pip" in done.stderr
 
 
-# Imports ndpy in a sub-interpreter and in the main one, in either order, and prints what became of the objects of the main one.
+# Imports ndpy in a sub-interpreter and in the main one, in either order, and prints what became of the objects of the
+# main one.
 SUB_INTERPRETERS = """
 import contextlib, sys
 with contextlib.suppress(ImportError):
@@ -292,7 +293,8 @@ def least_work(code: str, runs: int) -> float:
 def test_import_takes_at_most_100_ms():
     """More than a bare interpreter, on a machine that starts that in BARE_S.
 
-    A slower machine shows by the bare interpreter's own time. A machine that is busy with something else has its moments.
+    A slower machine shows by the bare interpreter's own time. A machine that is busy with something else has its
+    moments.
     """
     run("import ndpy")
     deadline = time.monotonic() + 30

@@ -1,4 +1,6 @@
-"""The core compiled with NDPY_PLAIN, in which no call uses what another one has left behind (cdefs/core/reuse.h), passes the same tests."""
+"""The core compiled with NDPY_PLAIN, in which no call uses what another one has left behind (cdefs/core/reuse.h),
+passes the same tests.
+"""
 
 from __future__ import annotations
 

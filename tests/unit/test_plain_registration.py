@@ -1,4 +1,6 @@
-"""register() and close() of a region where both are one native call. Ctrl-C, failures, removal and races. The provider is fake."""
+"""register() and close() of a region where both are one native call. Ctrl-C, failures, removal and races. The provider
+is fake.
+"""
 
 from __future__ import annotations
 

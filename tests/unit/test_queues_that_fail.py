@@ -1,4 +1,6 @@
-"""What follows when the provider gives a completion queue up, or the adapter goes: everybody learns of it, also who only polls."""
+"""What follows when the provider gives a completion queue up, or the adapter goes: everybody learns of it, also who
+only polls.
+"""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ class Polled:
     def begin(self, points, chosen, action, *, ends=False):
         """Call wait() in a watched thread.
 
-        If it sleeps before the chosen point, first a spurious event wakes it, then a completion of the first queue. If it
-        sleeps after the point, a completion wakes it, unless the action itself ends the wait (`ends`).
+        If it sleeps before the chosen point, first a spurious event wakes it, then a completion of the first queue. If
+        it sleeps after the point, a completion wakes it, unless the action itself ends the wait (`ends`).
         """
 
         def asleep() -> None:

@@ -20,8 +20,8 @@ WAIT_S = DEADLINE_S / 2
 def begin(points, chosen, scene, action, *, ends=False, max_entries=64):
     """Call wait() in a watched thread.
 
-    If it sleeps before the chosen point, first a spurious event wakes it, then a completion. If it sleeps after the point,
-    a completion wakes it, unless the action itself ends the wait (`ends`).
+    If it sleeps before the chosen point, first a spurious event wakes it, then a completion. If it sleeps after the
+    point, a completion wakes it, unless the action itself ends the wait (`ends`).
     """
 
     def asleep() -> None:

@@ -66,7 +66,9 @@ def test_closing_a_queue_pair_sends_nothing_through_a_port_that_is_down(fake, ad
 
 
 def test_the_port_that_counts_is_that_of_the_connection(fake, adapter, connector, queue_pair, told):
-    """Port 1, on which the adapter was opened, goes down and comes back. The connection is one of port 2, which does not."""
+    """Port 1, on which the adapter was opened, goes down and comes back. The connection is one of port 2, which does
+    not.
+    """
     adapter._port_states |= {1: "active", 2: "down"}
     connector._id.port_num = 2
     queue_pair.close()

@@ -1,7 +1,7 @@
 """resolve() and join_multicast(), each against other events.
 
-Each event comes at each point between two native calls, in the calling thread and in the adapter's thread. Whatever comes, the call
-ends once, and every native object is freed once.
+Each event comes at each point between two native calls, in the calling thread and in the adapter's thread. Whatever
+comes, the call ends once, and every native object is freed once.
 """
 
 from __future__ import annotations

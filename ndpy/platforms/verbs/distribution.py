@@ -28,7 +28,8 @@ KMOD = "kmod"
 ZSTD = "zstd"
 IPROUTE = "iproute"
 
-# What each is in the words of the project that it is from, its packages in Debian and Ubuntu, and its packages in Fedora.
+# What each is in the words of the project that it is from, its packages in Debian and Ubuntu, and its packages in
+# Fedora.
 _THINGS = {
     LIBIBVERBS: ("libibverbs.so.1 and its drivers from rdma-core", "libibverbs1 ibverbs-providers", "libibverbs"),
     LIBRDMACM: ("librdmacm.so.1 from rdma-core", "librdmacm1", "librdmacm"),

@@ -1,9 +1,9 @@
 """Registering in worker threads.
 
 ibv_reg_mr() returns when the kernel has pinned the pages and the device knows them. That takes microseconds for a small
-buffer, and milliseconds for a large one. So begin_register() registers less than _SMALL bytes in the calling thread, and
-leaves the others to a few worker threads. If a thread waits for a registration that no worker has begun, that thread
-makes it. With a single processor the workers save no time, and only let begin_register() return. So fewer of the
+buffer, and milliseconds for a large one. So begin_register() registers less than _SMALL bytes in the calling thread,
+and leaves the others to a few worker threads. If a thread waits for a registration that no worker has begun, that
+thread makes it. With a single processor the workers save no time, and only let begin_register() return. So fewer of the
 registrations are theirs.
 
 The workers end with their adapter. They are daemons, so the end of a program does not wait for a registration. A
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ndpy.platforms.verbs.memory import VerbsMemoryRegion
 
 _THREADS = 4
-# The calling thread registers what is shorter: with several processors what takes no longer than a hand-off to a worker,
-# with a single one what takes no more than about 2 ms.
+# The calling thread registers what is shorter: with several processors what takes no longer than a hand-off to a
+# worker, with a single one what takes no more than about 2 ms.
 _SMALL, _SMALL_ALONE = 1 << 16, 1 << 22
 
 

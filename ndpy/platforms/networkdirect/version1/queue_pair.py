@@ -135,8 +135,8 @@ class Version1QueuePair(NetworkDirectQueuePair):
     def _refusal(self, operation: int, refused: int, elements: list[Any], flags: int) -> Exception:
         if refused == INLINE_TOO_LONG:
             return errors.UnsupportedError(
-                "NetworkDirect version 1 has no inline requests, and its providers decide what to inline; register the bytes, "
-                "and leave out Flags.INLINE",
+                "NetworkDirect version 1 has no inline requests, and its providers decide what to inline; register the "
+                "bytes, and leave out Flags.INLINE",
                 operation=TABLE[operation].words,
             )
         return super()._refusal(operation, refused, elements, flags)

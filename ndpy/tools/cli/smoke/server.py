@@ -1,6 +1,7 @@
 """The peer's own side of a smoke test: it executes a fixed set of commands for the checking side.
 
-The arguments of a request are checked. What a client can allocate, and how long it can make this process wait, is limited.
+The arguments of a request are checked. What a client can allocate, and how long it can make this process wait, is
+limited.
 """
 
 from __future__ import annotations
