@@ -307,6 +307,8 @@ class WorkQueues(_core.WorkQueues, AdapterObject):
             if row.traits & Traits.FILLS_LOCAL and not is_writable(elements):
                 if self._sinks_must_be_writable:
                     self._check()
+                    for element in elements:
+                        getattr(element, "region", element)._check()
                     raise self._not_writable(operation)
                 flags |= row.flags & UNWRITABLE
             if destination is not None:

@@ -6,7 +6,7 @@ import copy
 import pickle
 
 import pytest
-from kit.helpers import DEADLINE_S, create_end, host_of, memory
+from kit.helpers import DEADLINE_S, create_end, host_of, memory, require
 
 import ndpy
 import ndpy.ndk
@@ -59,6 +59,7 @@ def test_the_description_of_an_adapter_is_equal_to_its_copy(adapter):
 
 
 def test_a_token_can_be_pickled(keep, adapter):
+    require(adapter, ndpy.Capability.REGION_ACCESS)
     region = memory(keep, adapter, 64, ndpy.Access.LOCAL_WRITE | ndpy.Access.REMOTE_WRITE)
     remote = region.remote()
     assert pickle.loads(pickle.dumps(remote)) == remote

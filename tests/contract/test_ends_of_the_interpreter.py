@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.helpers import DEADLINE_S, STRESS, Keeper, create_end, has_kernel_driver, host_of, memory, wait_until
+from kit.helpers import DEADLINE_S, STRESS, Keeper, create_end, has_kernel_driver, host_of, memory, require, wait_until
 from kit.processes import Process, start_python
 
 import ndpy
@@ -70,6 +70,7 @@ def test_memory_that_a_daemon_thread_registers_during_the_end_is_kept_when_it_is
 
 
 def test_a_program_ends_cleanly_while_its_peer_writes(keep: Keeper, adapter):
+    require(adapter, ndpy.Capability.REGION_ACCESS)
     client = create_end(keep, adapter)
     with end(adapter, "written") as program:
         port, descriptor = program.wait_for(r"listening (\d+) (\w+)").groups()
