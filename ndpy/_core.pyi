@@ -1,4 +1,4 @@
-"""Built from cdefs/core."""
+"""Built from cdefs/core. One file, because a compiled module has one stub."""
 
 from collections.abc import Callable
 from types import TracebackType

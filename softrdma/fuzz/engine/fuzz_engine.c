@@ -7,6 +7,8 @@
  * What must hold, besides what the sanitizers see: memory that is granted to nobody keeps its bytes, and so does memory
  * whose registration has ended; each request completes once; in the end nothing is left; what the engine sends is well
  * formed (world.c).
+ *
+ * One file, because each kind of step is a function on the same program.
  */
 #include "address.h"
 #include "connector.h"

@@ -1,3 +1,4 @@
+/* One file, because all of it is the state of one system, which engine/system.h describes. */
 #include "world.h"
 #include "transport.h"
 #include "watch.h"
