@@ -10,6 +10,7 @@ from kit.threads import Elsewhere
 from own_softnd import keep_with_adapter
 
 import ndpy
+from ndpy.platforms.networkdirect import native_calls
 
 
 @pytest.fixture
@@ -155,3 +156,36 @@ def test_a_completion_queue_that_is_being_closed_asks_the_provider_for_nothing_m
     monkeypatch.setattr(queue, "_native_end_requests", end_and_look)
     queue.close()
     assert queue.closed
+
+
+@pytest.mark.parametrize("step", ["before the call", "after the call"])
+def test_ctrl_c_about_a_release_neither_loses_the_object_nor_releases_it_twice(monkeypatch, step):
+    released = []
+
+    class Owner:
+        """Ctrl-C comes just after its field has changed, once."""
+
+        interrupts = step == "before the call"
+
+        def __init__(self) -> None:
+            self.__dict__["native"] = native_calls.ffi.NULL
+
+        def __setattr__(self, name: str, value: object) -> None:
+            self.__dict__[name] = value
+            if value is None and self.interrupts:
+                type(self).interrupts = False
+                raise KeyboardInterrupt
+
+    class Lib:
+        def IUnknown_Release(self, native: object) -> None:
+            released.append(native)
+            if step == "after the call" and len(released) == 1:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(native_calls, "lib", Lib())
+    owner = Owner()
+    with pytest.raises(KeyboardInterrupt):
+        native_calls.release_once(owner, "native")
+    native_calls.release_once(owner, "native")
+    assert len(released) == 1
+    assert owner.native is None

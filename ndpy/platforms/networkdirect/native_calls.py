@@ -153,9 +153,19 @@ def release_once(owner: Any, field: str) -> None:
     Ctrl-C may come after the object has gone. Nobody may release it a second time.
     """
     native = getattr(owner, field)
-    setattr(owner, field, None)
-    if native is not None:
-        release(native)
+    if native is None:
+        return
+    unknown = ffi.cast("struct IUnknown *", native)
+    is_called = False
+    try:
+        # Ctrl-C may come between these two as well. Then nothing was released.
+        setattr(owner, field, None)
+        is_called = True
+        lib.IUnknown_Release(unknown)
+    except BaseException:
+        if not is_called:
+            setattr(owner, field, native)
+        raise
 
 
 def query_adapter(structure: str, size_type: str, call: Callable[[Any, Any], int]) -> Any:
