@@ -14,6 +14,8 @@ import ndpy
 
 ROOT = Path(__file__).resolve().parents[2]
 CDEFS = ROOT / "cdefs"
+# A function of an interface need not use all that it gets.
+SHARED = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-shared", "-fPIC")
 CORE = sorted((CDEFS / "core").glob("*.c"))
 
 
@@ -23,7 +25,7 @@ def package_with(folder: Path, modules: dict[str, list[Path]], *flags: str) -> P
     if not shutil.which("gcc") or not Path(headers, "Python.h").exists():
         pytest.skip("building the module needs gcc and Python's headers")
     shutil.copytree(Path(ndpy.__file__).parent, folder / "ndpy", ignore=shutil.ignore_patterns("__pycache__", "*.pyd"))
-    compiler = ["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-shared", "-fPIC", *flags]
+    compiler = ["gcc", *SHARED, *flags]
     for name, sources in modules.items():
         # There may be modules for several Pythons.
         paths = [folder / "ndpy" / (name + suffix) for suffix in importlib.machinery.EXTENSION_SUFFIXES]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compiled import SHARED
 from fake_verbs import structure
 
 from ndpy.platforms.verbs.native_calls import ffi, lib
@@ -142,8 +143,7 @@ def provider_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not shutil.which("gcc") or not Path("/usr/include/infiniband/verbs.h").exists():
         pytest.skip("building the provider needs gcc and libibverbs-dev")
     path = tmp_path_factory.mktemp("data_path") / "provider.so"
-    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-shared", "-fPIC"]
-    done = subprocess.run(["gcc", *flags, "-o", path, SOURCE], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["gcc", *SHARED, "-o", path, SOURCE], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return path
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compiled import SHARED
 from kit import linux_only as linux_only
 from kit.deadlines import DEADLINE_S
 
@@ -241,9 +242,8 @@ def _build(folder: Path, name: str, *more: Path) -> Path:
     if not shutil.which("gcc") or not Path("/usr/include/rdma/rdma_cma.h").exists():
         pytest.skip("building the provider needs gcc, libibverbs-dev and librdmacm-dev")
     path = folder / name
-    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-shared", "-fPIC"]
     done = subprocess.run(
-        ["gcc", *flags, "-o", path, *SOURCES, *more, "-Wl,--no-as-needed", "-libverbs", "-lrdmacm"],
+        ["gcc", *SHARED, "-o", path, *SOURCES, *more, "-Wl,--no-as-needed", "-libverbs", "-lrdmacm"],
         capture_output=True,
         text=True,
         timeout=60,
