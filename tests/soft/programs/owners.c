@@ -29,6 +29,13 @@ static FILE *opened(const char *name, const char *how)
 #define socket(domain, type, protocol) asked(domain, type, protocol)
 #define fopen(name, how)               opened(name, how)
 #include "owner.c"
+
+/* All addresses are selected. */
+bool switches_text(const char *name, char *buffer, uint32_t size)
+{
+    (void)name, (void)buffer, (void)size;
+    return false;
+}
 void handles_lock(void) {}
 void handles_unlock(void) {}
 bool handles_add(int handle)
