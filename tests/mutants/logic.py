@@ -121,6 +121,8 @@ class Tree:
             # What a fault holds up never comes.
             environment["NDPY_TEST_PATIENCE"] = "1"
         options = ["-q", "-p", "no:cacheprovider", "--timeout", str(_TEST_LIMIT_S), "--adapter", "soft0", *arguments]
+        # For the other styles pytest parses sources, which fails at some depths of calls (SystemError of ast.parse()).
+        options.append("--tb=native")
         with log.open("wb") as out:
             process = subprocess.Popen(
                 ["nice", "-n", "19", sys.executable, "-m", "pytest", *options, *tests],
