@@ -7,6 +7,7 @@ import re
 import shutil
 
 import pytest
+from kit.deadlines import patient
 from kit.helpers import only_under_stress
 from kit.processes import Process, Result, free_port, wait_for_tcp_listener
 
@@ -132,13 +133,15 @@ def test_ibv_srq_pingpong_verifies_what_comes_back():
 def run_qperf(*tests: str) -> list[Result]:
     """Run a server and one client after another, then end the server."""
     port = free_port()
+    # qperf itself gives its other end five seconds.
+    patience = ("-to", round(patient(20)))
     ended = []
     with start("qperf", "-lp", port) as server:
         wait_for_tcp_listener(server, port)
         for test in tests:
-            with start("qperf", "-lp", port, "-t", 1, "-cm", 1, "-vvs", "127.0.0.1", test) as client:
+            with start("qperf", "-lp", port, *patience, "-t", 1, "-cm", 1, "-vvs", "127.0.0.1", test) as client:
                 ended.append(client.finish())
-        with start("qperf", "-lp", port, "127.0.0.1", "quit") as client:
+        with start("qperf", "-lp", port, *patience, "127.0.0.1", "quit") as client:
             client.succeed()
         server.succeed()
     return ended
