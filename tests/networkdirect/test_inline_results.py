@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from kit.deadlines import patient
 from kit.helpers import (
     DEADLINE_S,
     STRESS,
@@ -195,7 +196,7 @@ def test_the_contract_holds(phases):
     environment = {name: "" for name in os.environ if name.startswith("SOFTND_")}
     done = child(
         code,
-        500,
+        patient(500),
         **environment,
         NDPY_PROVIDER=str(PROVIDERS / "inline_provider.dll"),
         INLINE_PHASES=phases,
