@@ -23,12 +23,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import ndpy
+from ndpy.testing.peers import DEADLINE_S as DEADLINE_S
 from ndpy.testing.peers import Channel as Channel
 from ndpy.testing.peers import Peer as Peer
 from ndpy.testing.peers import PeerFailed as PeerFailed
 
-#: A step takes at most so long.
-DEADLINE_S = 30.0
 _DEPTH = 16
 _MEMORY = 64 << 10
 
@@ -107,5 +106,12 @@ def connected_pair(adapter: ndpy.Adapter) -> Iterator[Pair]:
 
 
 def own_address(adapter: ndpy.Adapter) -> str:
-    """An address of the adapter to listen on and to connect to. Link-local ones need a scope, so they come last."""
+    """An address of the adapter to listen on and to connect to. Link-local ones need a scope, so they come last.
+
+    Raises UnsupportedError if it has none.
+    """
+    if not adapter.info.addresses:
+        raise ndpy.UnsupportedError(
+            f"{adapter.info.name} has no IP address, so nothing can listen there; give one to its interface"
+        )
     return min(adapter.info.addresses, key=lambda address: address.lower().startswith("fe80"))

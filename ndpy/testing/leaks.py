@@ -59,6 +59,8 @@ class Watch:
 
     def __init__(self) -> None:
         _note_places()
+        # What is open already is nobody's leak.
+        _places.clear()
         self._log = _kernel_log()
         self._records = len(self._log.read()) if self._log is not None else 0
         self._before = _Open()

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import pickle
 import sys
 import traceback
-from multiprocessing.connection import Client
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import ndpy
 from ndpy.testing.peers import Channel
+from ndpy.tools.cli.channel import connect_with_secret
 
 
 def _main(port: str) -> None:
     """Run the function that the test has named on standard input. Exits with 1 if it raises."""
-    key, sys.path[:], name, file, function, adapter_name = pickle.load(sys.stdin.buffer)
-    connection = Client(("127.0.0.1", int(port)), authkey=key)
+    faulthandler.enable()
+    channel = connect_with_secret(int(port), sys.stdin.buffer)
+    channel.settimeout(None)
+    connection = Connection(channel.detach())
+    sys.path[:], name, file, function, adapter_name = pickle.load(sys.stdin.buffer)
     try:
         module = _load(name, Path(file))
         arguments = connection.recv()

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
-import socket
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, BinaryIO, cast
 
 import pytest
 
 import ndpy
+from ndpy.tools.cli.channel import SecretListener
 
 #: A process starts within this time.
 _START_S = 60.0
 #: When its test has ended, a function has so long to return.
 _GRACE_S = 10.0
-_DEADLINE_S = 30.0
+#: A step takes at most so long.
+DEADLINE_S = 30.0
 
 
 class PeerFailed(AssertionError):
@@ -41,7 +41,7 @@ class Channel:
         """Send a value. It does not wait for the other end to take it, unless megabytes wait."""
         self._connection.send(("value", value))
 
-    def get(self, timeout_s: float = _DEADLINE_S) -> Any:
+    def get(self, timeout_s: float = DEADLINE_S) -> Any:
         """The next value that the other end has sent.
 
         Raises:
@@ -84,7 +84,7 @@ class Peer(Channel):
             self._ended = found
         return found
 
-    def result(self, timeout_s: float = _DEADLINE_S) -> Any:
+    def result(self, timeout_s: float = DEADLINE_S) -> Any:
         """Wait until the function returns, and return its value. What it has sent and nobody took is dropped.
 
         Raises:
@@ -114,8 +114,9 @@ class Peer(Channel):
             wrong = f"{self._name} still runs {_GRACE_S:g} s after the test, and was killed"
         except PeerFailed as failure:
             wrong = f"{self._name} has failed: {failure}"
-        if wrong:
-            self.process.kill()
+        if wrong and sys.platform != "win32" and self.process.poll() is None:
+            # It tells where it is, and ends by it.
+            self.process.send_signal(signal.SIGABRT)
         self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_GRACE_S)
@@ -149,38 +150,27 @@ class Peers:
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> Peer:
         module = sys.modules[function.__module__]
-        key = os.urandom(32)
         # multiprocessing's own way to start processes needs a module that can be imported by its name.
-        order = (key, sys.path, module.__name__, module.__file__, function.__qualname__, self._adapter)
+        order = (sys.path, module.__name__, module.__file__, function.__qualname__, self._adapter)
+        listener = SecretListener()
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(tempfile.TemporaryFile())
-            server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            command = [sys.executable, "-m", "ndpy.testing.peer_process", str(server.getsockname()[1])]
+            command = [sys.executable, "-m", "ndpy.testing.peer_process", str(listener.port)]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
+            stack.callback(process.wait)
             stack.callback(process.kill)
             assert process.stdin is not None
-            with process.stdin as stdin:
-                stdin.write(pickle.dumps(order))
-            peer = Peer(
-                f"{function.__name__}() in process {process.pid}", process, _accept(server, process, key), output
-            )
-            self._peers.append(peer)
-            stack.pop_all()
-        server.close()
-        peer._connection.send(arguments)
-        return peer
-
-
-def _accept(server: socket.socket, process: subprocess.Popen[bytes], key: bytes) -> Connection:
-    """The channel of a process that has just been started. Others may connect too, and do not know the key."""
-    deadline = time.monotonic() + _START_S
-    server.settimeout(0.1)
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(TimeoutError, AuthenticationError, OSError, EOFError):
-            accepted, _ = server.accept()
-            accepted.setblocking(True)
+            with contextlib.suppress(OSError), process.stdin as stdin:
+                stdin.write(listener.secret + pickle.dumps(order))
+            accepted = listener.accept(lambda: process.poll() is None, _START_S)
+            if accepted is None:
+                output.seek(0)
+                text = output.read().decode("utf-8", "replace")
+                raise PeerFailed(f"the process of {function.__name__}() has not come up within {_START_S:g} s:\n{text}")
+            accepted.settimeout(None)
             connection = Connection(accepted.detach())
-            deliver_challenge(connection, key)
-            answer_challenge(connection, key)
-            return connection
-    raise PeerFailed(f"the process of the peer has not come up: its exit status is {process.poll()}")
+            stack.pop_all()
+        peer = Peer(f"{function.__name__}() in process {process.pid}", process, connection, output)
+        self._peers.append(peer)
+        connection.send(arguments)
+        return peer

@@ -18,8 +18,6 @@ from ndpy.platforms.verbs import softverbs
 from ndpy.tools.cli import soft
 from ndpy.vocabulary.quirks import Quirk
 
-_opened_once: set[str] = set()
-
 
 def where(config: pytest.Config) -> str:
     return config.getoption("--rdma") or "soft"
@@ -28,19 +26,18 @@ def where(config: pytest.Config) -> str:
 @contextlib.contextmanager
 def adapter_name(config: pytest.Config) -> Iterator[str]:
     """The name of the session's adapter, which ndpy.list_adapters() lists meanwhile. One that is absent is a failure."""
-    name = _find(config)
+    name = _find(config).name
     with platforms.asking_for(name):
         yield name
 
 
-def _find(config: pytest.Config) -> str:
+def _find(config: pytest.Config) -> ndpy.AdapterInfo:
     place = where(config)
     if place == "none":
         pytest.skip("it needs an RDMA adapter, and --rdma none says that there is none")
     wanted = config.getoption("--rdma-adapter") if place == "here" else _soft()
     try:
-        with ndpy.open_adapter(wanted) as adapter:
-            return adapter.info.name
+        return _info(wanted)
     except (ndpy.AdapterNotFoundError, ndpy.ProviderNotFoundError) as error:
         text = f"the adapter of --rdma {place} is not usable: {error}"
         raise pytest.fail.Exception(text, pytrace=False) from None
@@ -65,13 +62,13 @@ def require(item: pytest.Item) -> bool:
             pytest.skip("it needs an RDMA adapter, and --rdma none says that there is none")
         return False
     try:
-        name = _find(item.config)
+        info = _find(item.config)
     except pytest.fail.Exception:
         if marker is not None:
             raise
         return False
-    _warm_up(name)
-    return _require(item, _info(name), **marker.kwargs) if marker is not None else True
+    _warm_up(info.name)
+    return _require(item, info, **marker.kwargs) if marker is not None else True
 
 
 def _require(
@@ -98,7 +95,7 @@ def _require(
 
 
 @functools.cache
-def _info(name: str) -> ndpy.AdapterInfo:
+def _info(name: str | None) -> ndpy.AdapterInfo:
     with ndpy.open_adapter(name) as adapter:
         return adapter.info
 

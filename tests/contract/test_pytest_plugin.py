@@ -6,12 +6,14 @@ import os
 import sys
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kit.deadlines import patient
 from kit.helpers import STRESS
 
 import ndpy
+from ndpy.testing import own_address
 
 # Under Wine a session takes five to twenty seconds.
 slow_on_windows = pytest.mark.skipif(
@@ -196,6 +198,8 @@ def test_a_peer_that_hangs_is_named_and_killed(session, pytester):
     result = session(PEERS + "\n    def test_hanging(rdma_peer):\n        assert rdma_peer(hang).get() == 'begun'\n")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["*hang() in process * still runs * after the test, and was killed", "hanging"])
+    if sys.platform != "win32":
+        result.stdout.fnmatch_lines(["*line * in hang"])
 
 
 @slow_on_windows
@@ -223,6 +227,12 @@ def test_what_the_adapter_lacks_is_skipped_by_its_name(session, adapter):
     result.assert_outcomes(passed=1, skipped=2)
     name = adapter.info.name
     result.stdout.fnmatch_lines([f"*{name} does not claim {missing[0].name}", f"*the queues of {name} have * places*"])
+
+
+def test_an_adapter_without_an_address_says_so():
+    nowhere = SimpleNamespace(info=SimpleNamespace(name="mlx5_0", addresses=()))
+    with pytest.raises(ndpy.UnsupportedError, match="mlx5_0 has no IP address"):
+        own_address(nowhere)
 
 
 @slow_on_windows
