@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import errno
 import faulthandler
@@ -93,7 +94,7 @@ def begin() -> None:
     signal.signal(signal.SIGTERM, _terminated)
 
 
-class Session:
+class Session(abc.ABC):
     """One client, and what it can make this process do: the commands in the table of a derived class, no others."""
 
     #: The command, and the version of its protocol.
@@ -111,13 +112,13 @@ class Session:
         self._commands: dict[str, Callable[[Arguments], Answer | None]] = {"hello": self._hello}
 
     @property
+    @abc.abstractmethod
     def limit_s(self) -> float:
         """How long the client may be silent."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def close(self) -> object:
         """Close everything that the client created."""
-        raise NotImplementedError
 
     def why(self, error: Exception) -> str:
         """The text of a refusal."""
