@@ -67,7 +67,6 @@ def require(item: pytest.Item) -> bool:
         if marker is not None:
             raise
         return False
-    _warm_up(info.name)
     return _require(item, info, **marker.kwargs) if marker is not None else True
 
 
@@ -98,15 +97,6 @@ def _require(
 def _info(name: str | None) -> ndpy.AdapterInfo:
     with ndpy.open_adapter(name) as adapter:
         return adapter.info
-
-
-@functools.cache
-def _warm_up(name: str) -> None:
-    """Make a connection. The first one leaves descriptors and threads behind that the process has from then on."""
-    from ndpy.testing import connected_pair
-
-    with contextlib.suppress(ndpy.NdpyError), ndpy.open_adapter(name) as adapter, connected_pair(adapter):
-        pass
 
 
 @contextlib.contextmanager
