@@ -59,7 +59,10 @@ class Channel:
         try:
             return cast("tuple[str, Any]", self._connection.recv())
         except (EOFError, ConnectionError):
-            return "failed", "the peer's process has ended"
+            return "failed", self._lost()
+
+    def _lost(self) -> str:
+        return "the test's process has ended"
 
 
 class Peer(Channel):
@@ -83,6 +86,11 @@ class Peer(Channel):
         if found[0] != "value":
             self._ended = found
         return found
+
+    def _lost(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_GRACE_S)
+        return f"the process has ended with status {self.process.returncode}, and the function has not returned"
 
     def result(self, timeout_s: float = DEADLINE_S) -> Any:
         """Wait until the function returns, and return its value. What it has sent and nobody took is dropped.

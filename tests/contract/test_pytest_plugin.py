@@ -22,6 +22,7 @@ slow_on_windows = pytest.mark.skipif(
 ROOT = Path(__file__).resolve().parents[2]
 
 PEERS = """
+    import os
     import time
 
     import pytest
@@ -43,6 +44,9 @@ PEERS = """
 
     def fail(adapter, channel):
         raise LookupError("nothing here")
+
+    def die(adapter, channel):
+        os._exit(3)
 
     def hang(adapter, channel):
         print("hanging", flush=True)
@@ -181,6 +185,9 @@ def test_a_peer_is_another_process_whose_failure_is_the_tests(session):
     def test_a_peer_that_fails(rdma_peer):
         rdma_peer(fail)
 
+    def test_a_peer_that_dies(rdma_peer):
+        rdma_peer(die)
+
     def test_a_peer_that_is_killed(rdma_peer):
         peer = rdma_peer(hang)
         assert peer.get() == "begun"
@@ -188,8 +195,9 @@ def test_a_peer_is_another_process_whose_failure_is_the_tests(session):
         """,
         "-rA",
     )
-    result.assert_outcomes(passed=3, errors=1)
+    result.assert_outcomes(passed=4, errors=2)
     result.stdout.fnmatch_lines(["*fail() in process * has failed: *", "*LookupError: nothing here"])
+    result.stdout.fnmatch_lines(["*die() in process * has failed: the process has ended with status 3*"])
 
 
 @slow_on_windows
