@@ -23,6 +23,8 @@ BURST = 4
 CALLER_DATA, CALLEE_DATA = 56, 148  # the most that rdma_cm lets a program on siw send
 SIW_TAKES = 252  # bytes of private data that siw accepts
 PORTS = 10  # rdma_cm may pick this many ports in a row whose last connection TCP still remembers
+# siw_send_terminate() leaves the Terminate out while siw's own Send is in progress, also when the peer has all of it.
+SEND_IS_OVER_S = 0.2
 DONE = "done"
 
 
@@ -78,6 +80,8 @@ def give(end: End) -> None:
 
 def access_violation(end: End, method: str, beyond: int) -> None:
     end.outcome(1)
+    if method == "write":
+        time.sleep(SEND_IS_OVER_S)
     target = ndpy.RemoteMemory.from_bytes(bytes(end.inbox[:20]))
     target = ndpy.RemoteMemory(target.address + beyond, 64, target.token)
     end.outcome(end.post(method, end.incoming[:64], target))

@@ -157,12 +157,14 @@ static void client(unsigned size, unsigned rounds)
     printf("client: %u rounds of %u bytes verified\n", rounds, size);
 }
 
-/* No peer grants the token 0xFFFFFFFF, so the peer answers with a Terminate. */
+/* No peer grants the token 0xFFFFFFFF, so the peer answers with a Terminate. siw leaves it out while its own Send is in
+ * progress, also when the Send has arrived here, so that gets time to end. */
 static void access_violation(void)
 {
     ND2_SGE sge = {source, 64, token};
     HRESULT status;
 
+    Sleep(200);
     check("Write", CALL(end.queue_pair, Write, NULL, &sge, 1, 0x1000, 0xFFFFFFFF, 0));
     status = wait_for(Nd2RequestTypeWrite);
     printf("access_violation: write completed with 0x%08lx, ", (unsigned long)status);
