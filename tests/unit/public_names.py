@@ -30,11 +30,11 @@ import ndpy
 import ndpy.tools.cli
 
 LIST = Path(__file__).with_name("public_names.txt")
-MODULES = ["ndpy", "ndpy.aio", "ndpy.doctor", "ndpy.errors", "ndpy.ndk"]
+MODULES = ["ndpy", "ndpy.aio", "ndpy.doctor", "ndpy.errors", "ndpy.faults", "ndpy.ndk"]
 # Users call the constructors of these. Other objects come from a factory, whose line says what it takes.
 MADE_BY_USERS = (
-    "AddressVector AlternatePath Batch CompletionArray Endpoint Mdl NdkMr Pending Poller ProviderError "
-    "QueuePairAttributes RegistrationCache RemoteMemory RetryPolicy XrcDestination"
+    "AddressVector AlternatePath Batch CompletionArray Endpoint Fault Mdl NdkMr Pending Poller ProviderError "
+    "QueuePairAttributes RegistrationCache RemoteMemory RetryPolicy Scenario XrcDestination"
 )
 # What can be done with an object besides naming its attributes, by methods of these names between underscores.
 SPECIAL = "enter exit aenter aexit iter next aiter anext await getitem setitem len contains call eq bool or"

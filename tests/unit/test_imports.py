@@ -30,6 +30,7 @@ FLOORS = {
     "platforms.verbs": "errors vocabulary objects _verbs",
     "platforms.networkdirect": "errors vocabulary objects _networkdirect",
     "platforms": "errors vocabulary objects platforms.verbs platforms.networkdirect",
+    "faults": "errors platforms.verbs",
     "aio": "errors vocabulary objects cache platforms",
     "ndpy": "errors vocabulary _core objects cache platforms aio",
     "ndk": "errors vocabulary objects platforms",
@@ -37,8 +38,8 @@ FLOORS = {
     "doctor": "tools.doctor",
     "tools": "errors",
     "tools.machines": "errors vocabulary tools platforms.verbs",
-    "tools.cli": "ndpy errors vocabulary objects platforms platforms.verbs platforms.networkdirect tools tools.doctor tools.machines",
-    "testing": "ndpy errors vocabulary objects platforms platforms.verbs platforms.networkdirect tools.cli tools.machines",
+    "tools.cli": "ndpy errors vocabulary objects platforms faults platforms.verbs platforms.networkdirect tools tools.doctor tools.machines",
+    "testing": "ndpy errors vocabulary objects platforms faults platforms.verbs platforms.networkdirect tools.cli tools.machines",
     "smoke": "ndpy tools.cli",
     "__main__": "tools.cli",
 }

@@ -87,10 +87,15 @@ def run(words: tuple[str, ...]) -> None:
     try:
         os.execvpe(words[0], list(words), environment(folder, os.environ))
     except (OSError, ValueError) as error:
-        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-        click.echo(f"ndpy soft: {words[0]} cannot be run: {reason}", err=True)
-        absent = isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ENOTDIR)
-        sys.exit(_NOT_FOUND if absent else _NOT_RUN)
+        sys.exit(why_not_run("ndpy soft", words[0], error))
+
+
+def why_not_run(command: str, program: str, error: OSError | ValueError) -> int:
+    """Say why a program did not start. Returns the exit status."""
+    reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+    click.echo(f"{command}: {program} cannot be run: {reason}", err=True)
+    absent = isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ENOTDIR)
+    return _NOT_FOUND if absent else _NOT_RUN
 
 
 @command.command()

@@ -1,0 +1,71 @@
+"""A scenario for programs: what their environment has, and what they have reported."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from ndpy.faults import places
+from ndpy.faults.places import Passages
+from ndpy.faults.report import Report
+from ndpy.faults.scenario import Scenario, ScenarioError
+from ndpy.platforms.verbs import softverbs
+
+#: The environment variable with the path of a scenario in the plain form.
+VARIABLE = "NDPY_FAULTS"
+#: The executor for the libraries of any adapter, by LD_PRELOAD.
+SHIM = "libndpyfaults.so"
+
+
+class Injection:
+    """The files of a scenario. The end of the block removes them.
+
+    Parameters:
+        scenario: it.
+        executor: "engine" or "shim".
+        counting: whether counts() is wanted.
+    Raises:
+        ScenarioError: the executor cannot make one of the faults.
+        ProviderNotFoundError: this installation has no such executor.
+    """
+
+    def __init__(self, scenario: Scenario, executor: str = "engine", *, counting: bool = False) -> None:
+        scenario.check_for(executor)
+        self._scenario = scenario
+        self._executor = executor
+        self._library = softverbs.folder() / SHIM if executor == "shim" else None
+        if self._library is not None and not self._library.is_file():
+            raise ScenarioError(f"this installation has no shim: there is no {self._library}")
+        self._folder = Path(tempfile.mkdtemp(prefix="ndpy-faults-"))
+        self._report = self._folder / "report"
+        self._counts = self._folder / "counts" if counting else None
+        #: The file in the plain form.
+        self.path = self._folder / "scenario"
+        self.path.write_text(scenario.plain(executor, self._report, self._counts), "utf-8")
+
+    def __enter__(self) -> Injection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def environment(self, former: Mapping[str, str] | None = None) -> dict[str, str]:
+        """An environment, by default that of this process, with the scenario."""
+        made = {**(os.environ if former is None else former), VARIABLE: str(self.path)}
+        if self._library is not None:
+            made["LD_PRELOAD"] = ":".join(entry for entry in (str(self._library), made.get("LD_PRELOAD", "")) if entry)
+        return made
+
+    def report(self) -> Report:
+        """What has become of the scenario until now."""
+        return Report.read(self._scenario, self._report)
+
+    def counts(self) -> list[Passages]:
+        """The places that the programs have passed until now."""
+        return places.read(self._counts) if self._counts is not None else []

@@ -1,0 +1,134 @@
+"""`ndpy faults`: programs on an adapter with faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+import ndpy
+from ndpy import faults
+from ndpy.faults import kinds
+from ndpy.faults.injection import Injection
+from ndpy.platforms.verbs import softverbs
+from ndpy.tools.cli import soft
+from ndpy.tools.cli.faults.processes import run_to_its_end, status_of
+from ndpy.tools.output import STDOUT, JsonCommand, new_table, output_option, print_table, write_all, write_json
+
+#: The exit status if the program succeeded and a fault never fired.
+_NEVER_FIRED = 124
+#: As `ndpy soft run`.
+_NO_ADAPTER = 125
+
+executor_option = click.option(
+    "--executor",
+    type=click.Choice(kinds.EXECUTORS),
+    default="engine",
+    show_default=True,
+    help="engine: PROGRAM runs on soft0, whose engine makes the faults. shim: a library that is loaded before "
+    "libibverbs makes them, on the adapter that PROGRAM chooses.",
+)
+
+
+@click.group(short_help="Run programs on an adapter with faults, on Linux.")
+def command() -> None:
+    """See what a program does when its adapter fails.
+
+    A scenario says what goes wrong, and when. It is a TOML file:
+
+    \b
+      [[fault]]
+      do = "status"
+      operation = "send"
+      nth = 3
+      status = "RETRY_EXC_ERR"
+
+    The third send of each queue pair fails. `ndpy faults list` prints the kinds of faults. In Python, ndpy.faults has the
+    same, and the plugin of pytest has the fixture rdma_faults.
+    """
+
+
+def environment_of(injection: Injection, executor: str, former: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a program with this scenario."""
+    base = soft.environment(softverbs.folder(), former) if executor == "engine" else former
+    return injection.environment(base)
+
+
+@command.command("list", cls=JsonCommand)
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+def list_kinds(as_json: bool) -> None:
+    """Print the kinds of faults, with the values of each and who can make it."""
+    if as_json:
+        rows = [
+            {
+                "do": kind.do,
+                "at": kind.at,
+                "values": kind.values,
+                "optional": kind.optional,
+                "executors": kind.executors,
+            }
+            | {"meaning": kind.meaning, "afterwards": kind.afterwards, "reference": kind.reference}
+            for kind in kinds.KINDS
+        ]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    table = new_table("AT", "DO", "VALUES", "ENGINE", "SHIM", "WHAT HAPPENS")
+    for kind in kinds.KINDS:
+        can = ["yes" if name in kind.executors else "-" for name in kinds.EXECUTORS]
+        table.add_row(kind.at, kind.do, kinds.values_text(kind), *can, kind.meaning)
+    print_table(table, wraps=True)
+
+
+@command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option(
+    "-f",
+    "--file",
+    "path",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The scenario.",
+)
+@executor_option
+@click.option("--allow-unfired", is_flag=True, help="A fault that never fired is no error.")
+@output_option("json", "Write the report to FILE as JSON.")
+@click.argument("words", nargs=-1, required=True, metavar="[--] PROGRAM...")
+def run(path: Path, executor: str, allow_unfired: bool, json_file: Path | None, words: tuple[str, ...]) -> None:
+    """Run PROGRAM with a scenario, and report which faults fired, and where.
+
+    PROGRAM can be any program that uses libibverbs and librdmacm. The processes that it starts have the scenario too.
+    The report goes to standard error. The exit status is that of PROGRAM, with 128 and its number for a signal, or one of
+    these:
+
+    \b
+      124  PROGRAM succeeded, and a fault never fired.
+      125  The scenario is wrong, or there is no such executor.
+      126  PROGRAM cannot be executed.
+      127  There is no such PROGRAM.
+    """
+    try:
+        scenario = faults.Scenario.load(path)
+        injection = Injection(scenario, executor)
+    except (ndpy.NdpyError, OSError) as error:
+        click.echo(f"ndpy faults: {error}", err=True)
+        sys.exit(_NO_ADAPTER)
+    with injection:
+        output = sys.stderr if json_file == STDOUT else None
+        try:
+            process = subprocess.Popen(
+                words, env=environment_of(injection, executor, os.environ), stdout=output, restore_signals=True
+            )
+        except (OSError, ValueError) as error:
+            sys.exit(soft.why_not_run("ndpy faults", words[0], error))
+        status = status_of(run_to_its_end(process))
+        report = injection.report()
+    click.echo(report, err=True)
+    if report.never and not allow_unfired:
+        status = status or _NEVER_FIRED
+    values = {"program": words, "executor": executor, "status": status, **report.as_values()}
+    failed = write_all("ndpy faults", (json_file, lambda path: write_json(path, values)))
+    sys.exit(status or failed)
