@@ -323,7 +323,7 @@ class Scenario:
     def plain(self, executor: str, report: Path | None = None, count: Path | None = None) -> str:
         """The text that the executors in C read."""
         self.check_for(executor)
-        lines = ["scenario 1", f"executor {executor}", f"seed {self.seed}"]
+        lines = ["scenario 1", f"seed {self.seed}"]
         lines += [f"{word} {path}" for word, path in (("report", report), ("count", count)) if path is not None]
         return "\n".join([*lines, *(f"fault {fault}" for fault in self.faults)]) + "\n"
 

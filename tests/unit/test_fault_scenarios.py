@@ -94,7 +94,6 @@ def test_the_plain_form_has_a_line_for_each_fault(tmp_path):
     text = made.plain("engine", tmp_path / "a report", tmp_path / "count")
     assert text.splitlines() == [
         "scenario 1",
-        "executor engine",
         "seed 7",
         f"report {tmp_path}/a report",
         f"count {tmp_path}/count",
