@@ -5,187 +5,49 @@ The checkout is on no path of these environments. Their dependencies are those t
 
 from __future__ import annotations
 
-import email
-import os
-import platform
 import re
 import shutil
-import subprocess
-import sys
 import tarfile
-import venv
-import zipfile
-from dataclasses import dataclass
-from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 import pytest
+from environments import (
+    FREE_THREADED,
+    OTHERS,
+    PLACE,
+    PROVIDED,
+    ROOT,
+    SOFTND,
+    WINDOWS_PYTHON,
+    contents,
+    installed_softnd,
+    metadata,
+    output_of,
+    run,
+    version_of,
+    windows,
+)
 from kit.helpers import STRESS
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import parse_wheel_filename
 
-ROOT = Path(__file__).resolve().parents[2]
-WINDOWS_PYTHON = ROOT / ".rig/wine/python"
-# rig/freethreaded.sh provides it.
-FREE_THREADED = ROOT / ".rig/freethreaded/venv/bin/python"
-# Not a temporary folder, because tests/verbs/test_installed.py runs the Linux environment in a virtual machine.
-PLACE = ROOT / ".rig/wheels"
-
-if sys.platform != "linux" or not (WINDOWS_PYTHON / "python.exe").exists():
+if not PROVIDED:
     pytest.skip("needs what rig/setup.sh provides", allow_module_level=True)
 
 VERBS_MODULE = "ndpy/_verbs.abi3.so"
 WINDOWS_MODULE = "ndpy/_networkdirect.pyd"
 # The modules of the registration cache.
 LINUX_CORE, WINDOWS_CORE = "ndpy/_core.abi3.so", "ndpy/_core.pyd"
-SOFTND = "ndpy/networkdirect/softnd.dll"
 SOFTVERBS = "ndpy/platforms/verbs/soft/libsoftverbs.so"
 # They bring in softverbs under the names by which programs load it.
 NAMED_BY_PROGRAMS = ["ndpy/platforms/verbs/soft/libibverbs.so.1", "ndpy/platforms/verbs/soft/librdmacm.so.1"]
 MOST_OF_SOFTVERBS = 400 << 10
 # The libraries of Windows itself, and the interpreter's python3.dll.
 WINDOWS_LIBRARIES = {"kernel32.dll", "msvcrt.dll", "ws2_32.dll", "mswsock.dll", "iphlpapi.dll", "python3.dll"}
-# The cross-compilers for other kinds of Linux: the end of the wheel's name, the machine, and the C library.
-OTHERS = {
-    "musl-gcc": ("-musllinux_1_2_x86_64.whl", "Advanced Micro Devices X86-64", "libc.so"),
-    "aarch64-linux-gnu-gcc": ("_aarch64.whl", "AArch64", "libc.so.6"),
-}
 OBJDUMP = "x86_64-w64-mingw32-objdump"
 
 
 # Five files of a release are built for the first test, which takes minutes on a busy machine.
 pytestmark = pytest.mark.timeout(420)
-
-
-def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
-    # The installed package must see neither the adapter of the test run nor the checkout.
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("NDPY_", "PYTHON"))}
-    words = [str(word) for word in command]
-    return subprocess.run(words, cwd=cwd, env={**clean, **variables}, capture_output=True, text=True, timeout=400)
-
-
-def output_of(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
-    done = run(*command, cwd=cwd, **variables)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@dataclass(frozen=True)
-class Release:
-    """The files of a release. freethreaded: the wheel for a free-threaded Python, if one is there. others: wheels for
-    kinds of Linux other than this one, if their compilers are there.
-    """
-
-    sdist: Path
-    linux: Path
-    freethreaded: Path | None
-    windows: Path
-    others: tuple[Path, ...]
-
-
-@pytest.fixture(scope="session")
-def release() -> Release:
-    shutil.rmtree(PLACE, ignore_errors=True)
-    output_of(ROOT / "rig/wheels.sh", PLACE / "dist")
-    paths = sorted((PLACE / "dist").iterdir())
-    own = rf"-manylinux_2_\d+_{platform.machine()}\.whl$"
-    sdist, linux, freethreaded, windows = (
-        [path for path in paths if re.search(part, path.name)]
-        for part in (r"\.tar\.gz$", rf"-abi3{own}", rf"-cp3\d+t{own}", r"win_amd64\.whl$")
-    )
-    assert len(sdist) == len(linux) == len(windows) == 1, paths
-    assert len(freethreaded) == FREE_THREADED.exists()
-    others = tuple(path for path in paths if path not in [*sdist, *linux, *freethreaded, *windows])
-    assert len(others) == sum(shutil.which(compiler) is not None for compiler in OTHERS)
-    return Release(*sdist, *linux, freethreaded[0] if freethreaded else None, *windows, others)
-
-
-def contents(wheel: Path) -> dict[str, bytes]:
-    with zipfile.ZipFile(wheel) as archive:
-        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
-
-
-def metadata(wheel: Path, name: str = "METADATA") -> email.message.Message:
-    (text,) = [data for path, data in contents(wheel).items() if path.endswith(f".dist-info/{name}")]
-    return email.message_from_bytes(text)
-
-
-def version_of(wheel: Path) -> str:
-    return metadata(wheel)["Version"]
-
-
-def install(wheel: Path, folder: Path, *options: str) -> None:
-    """Install a wheel into a folder with pip, which refuses a wheel whose tags do not fit."""
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-index", "--no-deps")
-    output_of(*pip, "--target", folder, *options, wheel)
-
-
-def install_requirements(wheel: Path, folder: Path, source: Path, environment: dict[str, str]) -> None:
-    """Copy from `source` the distributions that the wheel requires in that environment, and their own requirements."""
-    present = {canonicalize_name(found.metadata["Name"]): found for found in distributions(path=[str(source)])}
-    done: set[str] = set()
-
-    def copy(requirements: list[str]) -> None:
-        for requirement in map(Requirement, requirements):
-            if requirement.marker and not requirement.marker.evaluate({"extra": "", **environment}):
-                continue
-            found: Distribution = present[canonicalize_name(requirement.name)]
-            assert requirement.specifier.contains(found.version), requirement
-            if requirement.name in done:
-                continue
-            done.add(requirement.name)
-            for file in found.files or []:
-                if ".." not in file.parts and "__pycache__" not in file.parts:
-                    (folder / file).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(source / file, folder / file)
-            copy(found.requires or [])
-
-    copy(metadata(wheel).get_all("Requires-Dist"))
-    assert "cffi" in done
-
-
-@pytest.fixture(scope="session")
-def on_linux(release) -> Path:
-    """The folder of a virtual environment with the Linux wheel."""
-    folder = PLACE / "linux"
-    venv.create(folder, symlinks=True)
-    python = folder / "bin/python"
-    output_of(sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--no-deps", release.linux)
-    (site,) = folder.glob("lib/python3*/site-packages")
-    (source,) = Path(sys.prefix).glob("lib/python3*/site-packages")
-    install_requirements(release.linux, site, source, {})
-    return folder
-
-
-@pytest.fixture(scope="session")
-def on_windows(release) -> Path:
-    """The python.exe of a Windows Python that has only the Windows wheel and its requirements."""
-    folder = PLACE / "windows"
-    shutil.copytree(WINDOWS_PYTHON, folder / "python", ignore=shutil.ignore_patterns("Lib"))
-    (paths,) = (folder / "python").glob("*._pth")
-    zipped = paths.read_text().split()[0]
-    paths.write_text(f"{zipped}\n.\n..\\packages\nimport site\n")
-    digits = re.sub(r"\D", "", zipped)
-    version = f"{digits[0]}.{digits[1:]}"
-    packages = folder / "packages"
-    tags = ("--platform", "win_amd64", "--python-version", version, "--implementation", "cp")
-    install(release.windows, packages, "--only-binary", ":all:", *tags)
-    environment = {"sys_platform": "win32", "os_name": "nt", "platform_system": "Windows", "python_version": version}
-    install_requirements(release.windows, packages, WINDOWS_PYTHON / "Lib", environment)
-    return folder / "python/python.exe"
-
-
-def windows(python: Path, *arguments: str | Path, **variables: str) -> str:
-    """Run a Windows Python in an empty folder. It must succeed. Returns its output."""
-    empty = PLACE / "empty"
-    empty.mkdir(exist_ok=True)
-    return output_of(ROOT / "rig/wine-python", "--run", python, *arguments, cwd=empty, **variables)
-
-
-def installed_softnd(python: Path) -> str:
-    """The Windows path of the softnd.dll in that Python's ndpy."""
-    path = python.parents[1] / "packages" / SOFTND
-    return "Z:" + str(path).replace("/", "\\")
 
 
 def test_wheels_carry_the_code_of_their_own_platform_and_are_the_same_otherwise(release):
