@@ -1,4 +1,6 @@
-"""What a test leaves open: objects of ndpy, descriptors, threads and tasks, and bugs that the kernel's log tells of."""
+"""What a test leaves behind: objects of ndpy that are open, descriptors, threads and tasks, exceptions that nobody could
+catch, and bugs that the kernel's log tells of.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -54,6 +57,32 @@ def _kernel_log() -> RunningKernel | None:
     return RunningKernel() if os.environ.get(IN_VM) else None
 
 
+class _Unraisable:
+    """Keeps what sys.unraisablehook is told, a text for each exception."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._former = sys.unraisablehook
+        sys.unraisablehook = self._keep
+
+    def _keep(self, told: sys.UnraisableHookArgs) -> None:
+        lines = traceback.format_exception(told.exc_type, told.exc_value, told.exc_traceback)
+        thing = told.object
+        for frame, _ in traceback.walk_tb(told.exc_traceback):
+            # Of a finalizer in Python the hook gets the function.
+            if callable(thing):
+                thing = frame.f_locals.get("self", thing)
+        shown = _object(thing) if isinstance(thing, Resource) else f"{told.object!r}"
+        self.texts.append(
+            f"{told.err_msg or 'exception that nobody could catch, in'} {shown}:\n{''.join(lines).rstrip()}"
+        )
+
+    def end(self) -> None:
+        # A test may have set one of its own.
+        if sys.unraisablehook == self._keep:
+            sys.unraisablehook = self._former
+
+
 class Watch:
     """What is open when a test begins. end() tells what there is more when it has ended."""
 
@@ -61,6 +90,7 @@ class Watch:
         _note_places()
         # What is open already is nobody's leak.
         _places.clear()
+        self._unraisable = _Unraisable()
         self._log = _kernel_log()
         self._records = len(self._log.read()) if self._log is not None else 0
         self._before = _Open()
@@ -79,16 +109,23 @@ class Watch:
     def end(self) -> str:
         """What is left, a line each. Objects are closed, so that the next test is not blamed for them."""
         deadline = time.monotonic() + _GRACE_S
+        # Finalizers of this test's objects run now, not in another test.
+        gc.collect()
         while self._left() and time.monotonic() < deadline:
-            gc.collect()
             time.sleep(0.01)
+            gc.collect()
+        self._unraisable.end()
         objects = {thing._serial for thing in _objects()} - self._before.kinds["objects"].keys()
         # Of those that were left open with something in them, what is in them says more.
         texts = [text for text in self._left("objects") if _MADE in text] or self._left("objects")
         _close(objects)
         texts += self._left()
         bugs = find_bugs(self._log.read()[self._records :]) if self._log is not None else []
-        return "\n".join([f"left open: {text}" for text in texts] + [f"the kernel's log: {record}" for record in bugs])
+        return "\n".join(
+            [f"left open: {text}" for text in texts]
+            + self._unraisable.texts
+            + [f"the kernel's log: {record}" for record in bugs]
+        )
 
     def _left(self, *kinds: str) -> list[str]:
         now = _Open()
@@ -149,6 +186,9 @@ def _tasks() -> dict[Any, str]:
 
 def _close(serials: set[int]) -> None:
     left = [thing for thing in _objects() if thing._serial in serials]
+    for lease in [thing for thing in gc.get_objects() if isinstance(thing, ndpy.Lease)]:
+        if lease._cache in left:
+            lease.release()
     for thing in sorted(left, key=lambda thing: thing._release_order):
         with contextlib.suppress(ndpy.NdpyError):
             thing.close()

@@ -8,15 +8,19 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
+from typing import TypeVar
 
 import pytest
 
 import ndpy
 from ndpy import platforms
+from ndpy.objects.resource import Resource
 from ndpy.platforms.networkdirect import softnd_installation
 from ndpy.platforms.verbs import softverbs
 from ndpy.tools.cli import soft
-from ndpy.vocabulary.quirks import Quirk
+from ndpy.vocabulary.quirks import Quirk, quirks_of
+
+R = TypeVar("R", bound=Resource)
 
 
 def where(config: pytest.Config) -> str:
@@ -85,12 +89,25 @@ def _require(
     depth = min(info.max_completion_queue_depth, info.max_initiator_queue_depth, info.max_receive_queue_depth)
     if depth < min_depth:
         pytest.skip(f"the queues of {info.name} have {depth} places, and the test needs {min_depth}")
-    if quirk is not None and quirk.value.is_of(info.driver, info.transport) and quirk.value.is_in(platform.release()):
-        reason = f"{quirk.value.summary} ({quirk.value.reference})"
-        if quirk.value.crashes_machine:
-            pytest.skip(reason)
-        item.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+    if quirk is not None:
+        expect_quirk(item, info, quirk)
     return leaks
+
+
+def expect_quirk(item: pytest.Item, info: ndpy.AdapterInfo, quirk: Quirk) -> bool:
+    """Expect the test to fail if driver and kernel are known to have the quirk. If it passes there, that is a failure
+    too. A test that would bring the machine down is skipped.
+
+    Returns whether they are known to have it.
+    """
+    facts = quirk.value
+    if quirk not in quirks_of(info) or not facts.is_in(platform.release()):
+        return False
+    reason = f"{facts.summary} ({facts.reference})"
+    if facts.crashes_machine:
+        pytest.skip(reason)
+    item.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+    return True
 
 
 @functools.cache
@@ -100,14 +117,15 @@ def _info(name: str | None) -> ndpy.AdapterInfo:
 
 
 @contextlib.contextmanager
-def opened(name: str) -> Iterator[ndpy.Adapter]:
-    adapter = ndpy.open_adapter(name)
+def closing(thing: R) -> Iterator[R]:
+    """Close an object at the end of a test. If the test has left something open in it, leaks.Watch reports and closes
+    both.
+    """
     try:
-        yield adapter
+        yield thing
     finally:
         with contextlib.suppress(ndpy.DeviceBusyError):
-            # What is left open, leaks.Watch reports and closes, and the adapter with it.
-            adapter.close()
+            thing.close()
 
 
 def environment(name: str) -> dict[str, str]:

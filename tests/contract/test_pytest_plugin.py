@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
-from importlib import metadata
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from kit.helpers import STRESS
 
 import ndpy
 from ndpy.testing import own_address
+from ndpy.vocabulary.quirks import Quirk
 
 # Under Wine a session takes five to twenty seconds.
 slow_on_windows = pytest.mark.skipif(
@@ -59,12 +61,10 @@ PEERS = """
 def session(pytester, adapter_name, request, monkeypatch):
     """session(source, *arguments) runs pytest on a module, on the adapter under test, in a process of its own."""
     where = ["--rdma", "here", "--rdma-adapter", adapter_name]
-    plugin: list[str] = []
-    if not any(entry.value == "pytest_ndpy" for entry in metadata.entry_points(group="pytest11")):
-        # A checkout that is not installed.
-        plugin = ["-p", "pytest_ndpy"]
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
-
+    # Other plugins that are installed take time to load. tests/wheels has the sessions with them.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    # The checkout may not be installed.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
     provider = os.environ.get("NDPY_PROVIDER")
     if provider:
         # `pytester` has left the working folder, from which it may be named.
@@ -72,7 +72,8 @@ def session(pytester, adapter_name, request, monkeypatch):
 
     def run(source: str, *arguments: str, where: list[str] = where) -> pytest.RunResult:
         pytester.makepyfile(source)
-        return pytester.runpytest_subprocess(*plugin, *where, "-p", "no:cacheprovider", *arguments, timeout=patient(90))
+        words = ["-p", "pytest_ndpy", *where, "-p", "no:cacheprovider", *arguments]
+        return pytester.runpytest_subprocess(*words, timeout=patient(90))
 
     return run
 
@@ -131,21 +132,33 @@ def test_the_checks_of_smoke_are_tests(session):
     result.stdout.fnmatch_lines(["PASSED *::test_check[[]load/library]", "*passed*"])
 
 
-def test_what_is_left_open_fails_its_test_and_no_other(session):
+def test_what_is_left_open_fails_its_test_and_no_other(session, pytester):
+    # Nothing ends by itself here.
+    pytester.makeconftest("from ndpy.testing import leaks\n\nleaks._GRACE_S = 0.1")
     result = session(
         """
-        import os, threading, time
+        import asyncio, os, threading, time
+
+        import ndpy
 
         kept = []
 
         def test_object(rdma_adapter):
             kept.append(rdma_adapter.create_completion_queue(4))  # here
 
+        def test_registered_bytes(rdma_cache):
+            kept.append(rdma_cache.local(bytearray(4096)))  # leased here
+
         def test_descriptor(rdma_adapter):
             kept.append(open(__file__))
 
         def test_thread(rdma_adapter):
             threading.Thread(target=time.sleep, args=(60,), name="idler", daemon=True).start()
+
+        def test_task(rdma_adapter):
+            loop = asyncio.new_event_loop()
+            kept.append(loop.create_task(asyncio.sleep(60), name="forgotten"))
+            loop.close()
 
         def test_nothing(rdma_adapter):
             with rdma_adapter.create_completion_queue(4):
@@ -156,11 +169,70 @@ def test_what_is_left_open_fails_its_test_and_no_other(session):
         """
     )
     files = sys.platform == "linux"
-    result.assert_outcomes(passed=5, errors=2 + 2 * files)
-    result.stdout.fnmatch_lines(["*left open: <CompletionQueue*, made at *.py:6: *# here*", "*left open: thread idler"])
+    result.assert_outcomes(passed=7, errors=4 + 2 * files)
+    result.stdout.fnmatch_lines(
+        [
+            "*left open: <CompletionQueue*, made at *.py:8: *# here*",
+            "*left open: <MemoryRegion of 4096 bytes*, made at *.py:11: *# leased here",
+            "*left open: thread idler",
+            "*left open: <Task pending name='forgotten' *",
+        ]
+    )
     assert "<Adapter" not in result.stdout.str()
     if files:
         result.stdout.fnmatch_lines(["*left open: descriptor *.py"])
+
+
+@slow_on_windows
+def test_an_exception_that_nobody_can_catch_fails_its_test(session):
+    result = session(
+        """
+        import warnings
+
+        class Careless:
+            def __del__(self):
+                raise ValueError("in a finalizer")
+
+        def test_finalizer(rdma_adapter):
+            cycle = Careless()
+            cycle.itself = cycle
+
+        def test_unclosed(rdma_adapter):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                rdma_adapter.create_completion_queue(4)  # here
+
+        def test_nothing(rdma_adapter):
+            pass
+        """
+    )
+    result.assert_outcomes(passed=3, errors=2)
+    result.stdout.fnmatch_lines(["exception that nobody could catch, in *Careless*", "*ValueError: in a finalizer"])
+    result.stdout.fnmatch_lines(
+        ["exception that * <CompletionQueue of depth 4*>, made at *.py:14: *# here*", "*ResourceWarning: unclosed *"]
+    )
+
+
+@slow_on_windows
+def test_a_known_quirk_is_a_strict_expected_failure(session, adapter):
+    known = [quirk for quirk in Quirk if quirk in adapter._quirks and quirk.value.is_in(platform.release())]
+    harmless = [quirk for quirk in known if not quirk.value.crashes_machine]
+    of_others = next(quirk for quirk in Quirk if quirk not in adapter._quirks)
+    tests = """
+        @pytest.mark.rdma(quirk=Quirk.{name})
+        def test_{name}_fails():
+            raise AssertionError
+
+        @pytest.mark.rdma(quirk=Quirk.{name})
+        def test_{name}_passes():
+            pass
+    """
+    chosen = [of_others, *harmless[:1]]
+    source = "".join(textwrap.dedent(tests.format(name=quirk.name)) for quirk in chosen)
+    result = session("import pytest\nfrom ndpy.vocabulary.quirks import Quirk\n" + source, "-rxf")
+    result.assert_outcomes(passed=1, failed=len(chosen), xfailed=len(harmless[:1]))
+    for quirk in harmless[:1]:
+        assert f"[XPASS(strict)] {quirk.value.summary}" in result.stdout.str()
 
 
 def test_a_peer_is_another_process_whose_failure_is_the_tests(session):
@@ -265,17 +337,23 @@ def test_an_adapter_that_is_absent_fails_and_none_skips(session):
 
 
 @slow_on_windows
-def test_a_session_without_rdma_imports_nothing(session):
+def test_a_session_without_rdma_imports_nothing_and_checks_nothing(session):
     session(
         """
-        import sys
+        import sys, threading, time
+
+        kept = []
 
         def test_nothing():
             assert "ndpy" not in sys.modules
             assert "multiprocessing" not in sys.modules
+
+        def test_that_leaves_things():
+            kept.append(open(__file__))
+            threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
         """,
         where=[],
-    ).assert_outcomes(passed=1)
+    ).assert_outcomes(passed=2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the usual adapter of Windows is softnd, which needs its wheel")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import platform
-
 import pytest
 
 import ndpy
+from ndpy.testing import session
 from ndpy.vocabulary.quirks import Quirk
 
 
@@ -22,16 +21,7 @@ def skip_where(adapter: ndpy.Adapter, quirk: Quirk) -> bool:
 
 
 def expect_quirk(request: pytest.FixtureRequest, adapter: ndpy.Adapter, quirk: Quirk) -> bool:
-    """Expect this test to fail if driver and kernel are known to have the quirk.
-
-    If it passes there, that is a failure too. A test that would bring the machine down is skipped.
-    Returns whether they are known to, so that the test need not wait long for what never comes.
+    """As @pytest.mark.rdma(quirk=...), for a test that learns first which adapter it has. Returns whether driver and
+    kernel are known to have the quirk, so that the test need not wait long for what never comes.
     """
-    facts = quirk.value
-    if not has_quirk(adapter, quirk) or not facts.is_in(platform.release()):
-        return False
-    reason = f"{facts.summary} ({facts.reference})"
-    if facts.crashes_machine:
-        pytest.skip(reason)
-    request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
-    return True
+    return session.expect_quirk(request.node, adapter.info, quirk)
