@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from ndpy.errors import ProviderNotFoundError
 from ndpy.faults import places
 from ndpy.faults.places import Passages
 from ndpy.faults.report import Report
-from ndpy.faults.scenario import Scenario, ScenarioError
+from ndpy.faults.scenario import Scenario
 from ndpy.platforms.verbs import softverbs
 
 #: The environment variable with the path of a scenario in the plain form.
@@ -37,9 +38,9 @@ class Injection:
         scenario.check_for(executor)
         self._scenario = scenario
         self._executor = executor
-        self._library = softverbs.folder() / SHIM if executor == "shim" else None
-        if self._library is not None and not self._library.is_file():
-            raise ScenarioError(f"this installation has no shim: there is no {self._library}")
+        shim = softverbs.folder() / SHIM
+        if executor == "shim" and not shim.is_file():
+            raise ProviderNotFoundError(f"this installation has no shim: there is no {shim}")
         self._folder = Path(tempfile.mkdtemp(prefix="ndpy-faults-"))
         self._report = self._folder / "report"
         self._counts = self._folder / "counts" if counting else None
@@ -56,11 +57,16 @@ class Injection:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def environment(self, former: Mapping[str, str] | None = None) -> dict[str, str]:
-        """An environment, by default that of this process, with the scenario."""
-        made = {**(os.environ if former is None else former), VARIABLE: str(self.path)}
-        if self._library is not None:
-            made["LD_PRELOAD"] = ":".join(entry for entry in (str(self._library), made.get("LD_PRELOAD", "")) if entry)
-        return made
+        """An environment, by default that of this process, with the scenario. With "engine", soft0 is the adapter of
+        programs that have it.
+        """
+        made = dict(os.environ if former is None else former)
+        if self._executor == "engine":
+            made = softverbs.environment(softverbs.folder(), made)
+        else:
+            shim = str(softverbs.folder() / SHIM)
+            made["LD_PRELOAD"] = ":".join(entry for entry in (shim, made.get("LD_PRELOAD", "")) if entry)
+        return {**made, VARIABLE: str(self.path)}
 
     def report(self) -> Report:
         """What has become of the scenario until now."""

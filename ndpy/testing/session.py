@@ -17,7 +17,6 @@ from ndpy import platforms
 from ndpy.objects.resource import Resource
 from ndpy.platforms.networkdirect import softnd_installation
 from ndpy.platforms.verbs import softverbs
-from ndpy.tools.cli import soft
 from ndpy.vocabulary.quirks import Quirk, quirks_of
 
 R = TypeVar("R", bound=Resource)
@@ -131,5 +130,5 @@ def closing(thing: R) -> Iterator[R]:
 def environment(name: str) -> dict[str, str]:
     """The environment of a program that uses this adapter."""
     if name == "soft0":
-        return soft.environment(softverbs.folder(), os.environ)
+        return softverbs.environment(softverbs.folder(), os.environ)
     return {**os.environ, "NDPY_ADAPTER": name}

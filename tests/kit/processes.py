@@ -35,7 +35,6 @@ from kit.deadlines import PROGRAM_DEADLINE_S as DEADLINE_S
 from kit.deadlines import wait_until
 from kit.starting import create_process
 from ndpy.platforms.verbs import distribution, softverbs
-from ndpy.tools.cli import soft
 
 _INTERRUPTIBLE = Path(__file__).resolve().parent / "interruptible.py"
 ROOT = Path(__file__).resolve().parents[2]
@@ -200,7 +199,7 @@ def start_example(name: str, *arguments: str | int | Path) -> Process:
 
 def foreign_environment() -> dict[str, str]:
     """The environment in which a program without ndpy uses the adapter under test. soft0 is in libraries of ndpy's."""
-    return soft.environment(softverbs.folder(), os.environ) if softverbs.is_asked_for() else dict(os.environ)
+    return softverbs.environment(softverbs.folder(), os.environ) if softverbs.is_asked_for() else dict(os.environ)
 
 
 def start_installed(name: str, thing: str, *arguments: str | int) -> Process:

@@ -12,7 +12,6 @@ from kit.helpers import only_under_stress
 from kit.processes import Process, Result, free_port, wait_for_tcp_listener
 
 from ndpy.platforms.verbs import softverbs
-from ndpy.tools.cli import soft
 
 BY_NUMBER = ("-d", "soft0", "-x", "0")
 BY_MANAGER = ("-R",)
@@ -30,7 +29,7 @@ def start(program: str, *arguments: object) -> Process:
     path = shutil.which(program)
     if path is None:
         pytest.skip(f"{program} is not installed: make setup")
-    return Process(path, *map(str, arguments), variables=soft.environment(softverbs.folder(), os.environ))
+    return Process(path, *map(str, arguments), variables=softverbs.environment(softverbs.folder(), os.environ))
 
 
 def run_both(program: str, server_options: tuple[object, ...], *client_options: object) -> tuple[Result, Result]:

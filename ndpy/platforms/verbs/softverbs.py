@@ -7,6 +7,7 @@ names it: the environment variable NDPY_ADAPTER, an argument, or `ndpy soft run`
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from ndpy import errors
@@ -42,6 +43,20 @@ def folder(place: Path = _FOLDER) -> Path:
         f"this installation of ndpy has no softverbs, the library of {NAME}; ndpy's wheels for Linux contain it: "
         "install ndpy again with pip"
     )
+
+
+def environment(folder: Path, former: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a program that uses the libraries in this folder instead of the system's."""
+    library = str(folder / LIBRARY)
+    # An empty entry would mean the working folder.
+    path = ":".join(entry for entry in (str(folder), former.get("LD_LIBRARY_PATH", "")) if entry)
+    return {
+        **former,
+        "LD_LIBRARY_PATH": path,
+        "NDPY_LIBIBVERBS": library,
+        "NDPY_LIBRDMACM": library,
+        "NDPY_ADAPTER": former.get("NDPY_ADAPTER") or NAME,
+    }
 
 
 def is_there() -> bool:

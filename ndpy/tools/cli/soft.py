@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -43,20 +42,6 @@ def _folder() -> Path:
         sys.exit(_NO_ADAPTER)
 
 
-def environment(folder: Path, former: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a program that uses the libraries in this folder instead of the system's."""
-    library = str(folder / softverbs.LIBRARY)
-    # An empty entry would mean the working folder.
-    path = ":".join(entry for entry in (str(folder), former.get("LD_LIBRARY_PATH", "")) if entry)
-    return {
-        **former,
-        "LD_LIBRARY_PATH": path,
-        "NDPY_LIBIBVERBS": library,
-        "NDPY_LIBRDMACM": library,
-        "NDPY_ADAPTER": former.get("NDPY_ADAPTER") or softverbs.NAME,
-    }
-
-
 @command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("words", nargs=-1, required=True, metavar="[--] COMMAND...")
 def run(words: tuple[str, ...]) -> None:
@@ -85,7 +70,7 @@ def run(words: tuple[str, ...]) -> None:
         # Python ignores them, and the command would inherit that.
         signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvpe(words[0], list(words), environment(folder, os.environ))
+        os.execvpe(words[0], list(words), softverbs.environment(folder, os.environ))
     except (OSError, ValueError) as error:
         sys.exit(why_not_run("ndpy soft", words[0], error))
 

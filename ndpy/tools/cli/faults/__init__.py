@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -15,10 +14,20 @@ import ndpy
 from ndpy import faults
 from ndpy.faults import kinds
 from ndpy.faults.injection import Injection
-from ndpy.platforms.verbs import softverbs
 from ndpy.tools.cli import soft
+from ndpy.tools.cli.faults import sweep as sweeps
 from ndpy.tools.cli.faults.processes import run_to_its_end, status_of
-from ndpy.tools.output import STDOUT, JsonCommand, new_table, output_option, print_table, write_all, write_json
+from ndpy.tools.cli.numbers import Number
+from ndpy.tools.output import (
+    STDOUT,
+    JsonCommand,
+    beside_reports,
+    new_table,
+    output_option,
+    print_table,
+    write_all,
+    write_json,
+)
 
 #: The exit status if the program succeeded and a fault never fired.
 _NEVER_FIRED = 124
@@ -51,12 +60,6 @@ def command() -> None:
     The third send of each queue pair fails. `ndpy faults list` prints the kinds of faults. In Python, ndpy.faults has the
     same, and the plugin of pytest has the fixture rdma_faults.
     """
-
-
-def environment_of(injection: Injection, executor: str, former: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a program with this scenario."""
-    base = soft.environment(softverbs.folder(), former) if executor == "engine" else former
-    return injection.environment(base)
 
 
 @command.command("list", cls=JsonCommand)
@@ -119,9 +122,7 @@ def run(path: Path, executor: str, allow_unfired: bool, json_file: Path | None, 
     with injection:
         output = sys.stderr if json_file == STDOUT else None
         try:
-            process = subprocess.Popen(
-                words, env=environment_of(injection, executor, os.environ), stdout=output, restore_signals=True
-            )
+            process = subprocess.Popen(words, env=injection.environment(), stdout=output, restore_signals=True)
         except (OSError, ValueError) as error:
             sys.exit(soft.why_not_run("ndpy faults", words[0], error))
         status = status_of(run_to_its_end(process))
@@ -132,3 +133,97 @@ def run(path: Path, executor: str, allow_unfired: bool, json_file: Path | None, 
     values = {"program": words, "executor": executor, "status": status, **report.as_values()}
     failed = write_all("ndpy faults", (json_file, lambda path: write_json(path, values)))
     sys.exit(status or failed)
+
+
+def _lost_data(context: click.Context, parameter: click.Parameter, value: str | None) -> re.Pattern[str] | None:
+    try:
+        return re.compile(value) if value is not None else None
+    except re.error as error:
+        raise click.BadParameter(f"{value!r} is no regular expression: {error}") from None
+
+
+@command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@executor_option
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(sorted({kind.do for kind in kinds.KINDS})),
+    help="Only faults of this kind. Can be given several times.",
+)
+@click.option(
+    "--max-runs", type=click.IntRange(1), default=200, show_default=True, help="At most so many runs with a fault."
+)
+@click.option(
+    "--limit",
+    type=Number(0),
+    default=1800.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Begin no run after this time.",
+)
+@click.option(
+    "--deadline",
+    type=Number(0, min_open=True),
+    metavar="SECONDS",
+    help="A run that takes longer hangs. Default: ten times the run without a fault, and 10 s.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="For the choice if there are too many faults.")
+@click.option(
+    "--lost-data",
+    callback=_lost_data,
+    metavar="REGEX",
+    help="What PROGRAM prints when it finds that data is lost or wrong.",
+)
+@click.option("--lost-data-status", type=int, metavar="N", help="The exit status with which it says so.")
+@output_option("json", "Write all runs to FILE as JSON.")
+@click.argument("words", nargs=-1, required=True, metavar="[--] PROGRAM...")
+def sweep(
+    executor: str,
+    only: tuple[str, ...],
+    max_runs: int,
+    limit: float,
+    deadline: float | None,
+    seed: int,
+    lost_data: re.Pattern[str] | None,
+    lost_data_status: int | None,
+    json_file: Path | None,
+    words: tuple[str, ...],
+) -> None:
+    """Run PROGRAM with each single fault at each place that it passes, and see how it ends.
+
+    The first run, without a fault, has to succeed. It counts the calls, requests and messages of PROGRAM and of the
+    processes that it starts. Then there is a run for each fault, or for a choice of them.
+
+    \b
+      succeeded    PROGRAM ended with status 0.
+      failed       It ended with another status, as a program may that says what is wrong.
+      leaked       It left a process behind, or ended with status 0 and did not release objects of soft0.
+      lost data    It has told so (--lost-data, --lost-data-status).
+      hung         It did not end within the deadline.
+      crashed      A signal ended it.
+      not reached  The fault never fired, because the run took another way.
+
+    The exit status is 0 if all runs succeeded, failed or did not reach their fault, 1 if one did not, 130 after Ctrl-C, or
+    one of these:
+
+    \b
+      125  PROGRAM does not succeed without a fault, or there is no such executor.
+      126  PROGRAM cannot be executed.
+      127  There is no such PROGRAM.
+    """
+    limits = sweeps.Limits(max_runs, limit, deadline, seed)
+    made = sweeps.Sweep(words, executor, only, limits, sweeps.Check(lost_data, lost_data_status))
+    sweeps.end_by_sigterm()
+    with beside_reports(json_file):
+        try:
+            made.run()
+        except (ndpy.NdpyError, OSError, ValueError) as error:
+            if isinstance(error, ndpy.NdpyError):
+                click.echo(f"ndpy faults: {error}", err=True)
+                sys.exit(_NO_ADAPTER)
+            sys.exit(soft.why_not_run("ndpy faults", words[0], error))
+        finally:
+            if made.runs:
+                made.show()
+    failed = write_all("ndpy faults", (json_file, lambda path: write_json(path, made.as_values())))
+    sys.exit(failed or int(any(run.outcome in sweeps.BAD for run in made.runs)))
