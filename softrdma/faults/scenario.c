@@ -344,7 +344,6 @@ static void counts_free(struct fault_counts *counts)
 struct scenario {
     uint64_t seed;
     char report[MAX_PATH_], count[MAX_PATH_];
-    int report_fd;             /* -1: none */
     struct count_slot *shared; /* in the file of `count`; NULL: none */
     struct fault_counts *places;
     uint64_t began_ms;
@@ -789,8 +788,12 @@ static bool open_files(struct reader *reader)
     struct scenario *scenario = reader->scenario;
     bool unsupported = false;
 
-    if (scenario->report[0] != '\0' && (scenario->report_fd = open_report(scenario->report)) < 0)
-        return wrong(reader, "report %s: %s", scenario->report, strerror(errno));
+    if (scenario->report[0] != '\0') {
+        int fd = open_report(scenario->report);
+        if (fd < 0)
+            return wrong(reader, "report %s: %s", scenario->report, strerror(errno));
+        close(fd);
+    }
     if (scenario->count[0] == '\0')
         return true;
     scenario->shared = map_counts(scenario->count, &unsupported);
@@ -805,7 +808,6 @@ struct scenario *scenario_parse(const char *name, const char *text, size_t lengt
     struct reader reader = {.name = name, .error = error, .size = size, .scenario = scenario};
 
     if (scenario != NULL) {
-        scenario->report_fd = -1;
         scenario->faults = calloc(MAX_FAULTS, sizeof *scenario->faults);
         scenario->places = calloc(1, sizeof *scenario->places);
     }
@@ -856,8 +858,6 @@ void scenario_free(struct scenario *scenario)
     for (unsigned i = 0; i < scenario->fault_count; i++)
         counts_free(scenario->faults[i].counts);
     counts_free(scenario->places);
-    if (scenario->report_fd >= 0)
-        close(scenario->report_fd);
     unmap_counts(scenario->shared);
     free(scenario->faults);
     free(scenario);
@@ -931,7 +931,7 @@ static void report(const struct scenario *scenario, const struct fault *fault, c
     char line[1024];
     size_t used = 0;
 
-    if (scenario->report_fd < 0)
+    if (scenario->report[0] == '\0')
         return;
     append(line, sizeof line, &used,
            "{\"fault\":%u,\"pid\":%d,\"at\":\"%s\",\"place\":\"%s\",\"queue_pair\":%lu,\"count\":%llu,\"does\":\"%s\","
@@ -942,9 +942,14 @@ static void report(const struct scenario *scenario, const struct fault *fault, c
     if (place->caller != NULL)
         describe_caller(line, sizeof line - 3, &used, place->caller);
     append(line, sizeof line, &used, "}\n");
-    /* One call, so lines of several processes do not mix. */
-    if (write(scenario->report_fd, line, (unsigned)used) < 0)
+    /* It is not kept open: a program that closes all descriptors would give its number to another file. */
+    int fd = open_report(scenario->report);
+    if (fd < 0)
         return;
+    /* One call, so lines of several processes do not mix. */
+    int written = (int)write(fd, line, (unsigned)used);
+    (void)written;
+    close(fd);
 }
 
 /* Counts of connections, and of the adapter, are those of the process, unless the fault is one queue pair's. */
