@@ -1,47 +1,11 @@
-/* A listener for the hostile-peer test. Everybody may connect. It reports what was done to its memory.
+/* A listener for the hostile peers. hostile_target.h says what it does.
  *
  *   hostile_target.exe DLL ADDRESS SECRET SECONDS own|shared
- *
- * It prints JSON lines: {"port": ...} first, a report on request, and one at the end. SECRET, eight characters, fills
- * all memory around what is granted, so that the test finds it in anything that was read.
- *
- * Each connection has a slot with 64 KiB of its own. Everybody may use a region of 4 KiB through its remote token. The
- * connection may use a window to write and a window to read, 512 bytes each, in a region of 8 KiB without remote
- * rights. After the connection, all other bytes must be unchanged, and those of the window to read as well.
- *
- * "own": each queue pair has its own Receives. "shared": all queue pairs use one shared receive queue, and a
- * connection's messages may lie in the memory of any slot.
- *
- * The target sends the first message on a connection: what is granted. The peer may then send up to 64 bytes.
- * "invalidate" ends the window to write; the answer is the message "invalidated". "echo..." is sent back. "report
- * SECRET" prints a report. "quit SECRET" ends the program. Any other message is taken and ignored.
  */
 #include "networkdirect.h"
 
 #include <psapi.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-#define SLOTS        6
-#define RECEIVES     16
-#define RECEIVE_SIZE 64
-#define SENDS        8
-#define SEND_SIZE    64
-
-#define SECRET_SIZE   8
-#define SLOT_SIZE     0x10000
-#define OPEN_AT       0x1000 /* the region for everybody */
-#define OPEN_SIZE     0x1000
-#define HIDDEN_AT     0x3000 /* the region behind the windows */
-#define HIDDEN_SIZE   0x2000
-#define WRITABLE_AT   (HIDDEN_AT + 0x400)
-#define READABLE_AT   (HIDDEN_AT + 0x1000)
-#define WINDOW_SIZE   0x200
-#define RECEIVE_AT    0x8000 /* at multiples of 2 * RECEIVE_SIZE */
-#define RECEIVE_STEP  (2 * RECEIVE_SIZE)
-#define SEND_AT       0xC000
-#define READABLE_FILL 'r'
 
 enum kind { REQUEST, ACCEPT, GONE, NOTIFY };
 
@@ -51,139 +15,86 @@ struct operation {
     unsigned slot;
 };
 
-struct slot {
-    unsigned number;
+struct native {
     ULONG_PTR generation;
     IND2Connector *connector;
     IND2QueuePair *queue_pair;
     IND2MemoryWindow *writable, *readable;
-    BOOL writable_bound;
     IND2MemoryRegion *open, *hidden, *messages;
     struct operation request, accept, gone;
-    unsigned sends;
-    unsigned char *memory;
 };
+
+#include "hostile_target.h"
 
 /* its file, completion queue and adapter; before the loop, also used to wait for single requests */
 static struct end end;
-static struct slot slots[SLOTS];
 static IND2Listener *listener;
-static IND2SharedReceiveQueue *shared; /* NULL: not used */
+static IND2SharedReceiveQueue *shared; /* if with_shared */
 static struct operation notify = {.kind = NOTIFY};
-static char secret[SECRET_SIZE + 1];
-static unsigned long long connections, refused, violations, messages, failures;
-static BOOL quitting, notify_pending;
+static bool notify_pending;
 
-static void report(const char *event)
+/* Wine does not count a process's handles, but a new handle gets the lowest free number. */
+static unsigned long long next_handle(void)
 {
-    PROCESS_MEMORY_COUNTERS memory = {.cb = sizeof memory};
-    /* Wine does not count a process's handles, but a new handle gets the lowest free number. */
     HANDLE next = CreateEventA(NULL, TRUE, FALSE, NULL);
 
     CloseHandle(next);
+    return (ULONG_PTR)next / 4;
+}
+
+static unsigned long long memory_used(void)
+{
+    PROCESS_MEMORY_COUNTERS memory = {.cb = sizeof memory};
+
     GetProcessMemoryInfo(GetCurrentProcess(), &memory, sizeof memory);
-    printf("{\"event\": \"%s\", \"connections\": %llu, \"refused\": %llu, \"violations\": %llu, \"messages\": %llu, "
-           "\"failures\": %llu, \"next_handle\": %llu, \"bytes\": %llu, \"resident\": %llu}\n",
-           event, connections, refused, violations, messages, failures, (unsigned long long)(ULONG_PTR)next / 4,
-           (unsigned long long)memory.PagefileUsage, (unsigned long long)memory.WorkingSetSize);
-    fflush(stdout);
+    return memory.WorkingSetSize;
 }
 
-/* The bytes that may have changed: the open region, the window to write, the receive buffers. */
-static BOOL may_change(unsigned at)
+static bool post_receive(struct slot *slot, unsigned char *buffer)
 {
-    if (at >= OPEN_AT && at < OPEN_AT + OPEN_SIZE)
-        return TRUE;
-    if (at >= WRITABLE_AT && at < WRITABLE_AT + WINDOW_SIZE)
-        return TRUE;
-    if (at >= RECEIVE_AT && at < RECEIVE_AT + RECEIVES * RECEIVE_STEP)
-        return (at - RECEIVE_AT) % RECEIVE_STEP < RECEIVE_SIZE;
-    return at >= SEND_AT && at < SEND_AT + SENDS * SEND_SIZE;
+    ND2_SGE sge = {buffer, RECEIVE_SIZE, CALL0(slot->native.messages, GetLocalToken)};
+
+    return (with_shared ? CALL(shared, Receive, buffer, &sge, 1)
+                        : CALL(slot->native.queue_pair, Receive, buffer, &sge, 1)) == ND_SUCCESS;
 }
 
-static unsigned char expected_at(unsigned at)
+static void post_send(struct slot *slot, unsigned char *buffer, uint32_t size)
 {
-    if (at >= READABLE_AT && at < READABLE_AT + WINDOW_SIZE)
-        return READABLE_FILL;
-    return (unsigned char)secret[at % SECRET_SIZE];
+    ND2_SGE sge = {buffer, size, CALL0(slot->native.messages, GetLocalToken)};
+
+    CALL(slot->native.queue_pair, Send, NULL, &sge, 1, ND_OP_FLAG_SILENT_SUCCESS);
 }
 
-static void fill(struct slot *slot)
+static void invalidate(struct slot *slot)
 {
-    for (unsigned at = 0; at < SLOT_SIZE; at++)
-        slot->memory[at] = may_change(at) ? 0 : expected_at(at);
-}
-
-static void check_memory(struct slot *slot)
-{
-    unsigned bad = 0, first = 0;
-
-    for (unsigned at = 0; at < SLOT_SIZE; at++)
-        if (slot->memory[at] != expected_at(at) && !may_change(at) && !bad++)
-            first = at;
-    if (bad) {
-        violations++;
-        printf("{\"event\": \"violation\", \"slot\": %u, \"first\": %u, \"bytes\": %u}\n", slot->number, first, bad);
-        fflush(stdout);
-        fill(slot);
-    }
-}
-
-static HRESULT post_receive(struct slot *slot, unsigned number)
-{
-    ND2_SGE sge = {slot->memory + RECEIVE_AT + number * RECEIVE_STEP, RECEIVE_SIZE,
-                   CALL0(slot->messages, GetLocalToken)};
-
-    if (shared)
-        return CALL(shared, Receive, sge.Buffer, &sge, 1);
-    return CALL(slot->queue_pair, Receive, sge.Buffer, &sge, 1);
-}
-
-/* Returns a Receive that has ended, in whatever way, to the shared queue. */
-static void post_again(const unsigned char *buffer)
-{
-    for (unsigned i = 0; i < SLOTS; i++) {
-        ULONG_PTR at = (ULONG_PTR)buffer - (ULONG_PTR)slots[i].memory;
-        if (at < SLOT_SIZE)
-            check("Receive", post_receive(&slots[i], (unsigned)(at - RECEIVE_AT) / RECEIVE_STEP));
-    }
-}
-
-/* Drops a message if there is no room for it: peers that do not take their messages have no claim to more. */
-static void send_message(struct slot *slot, const void *data, ULONG size)
-{
-    unsigned char *place = slot->memory + SEND_AT + slot->sends++ % SENDS * SEND_SIZE;
-    ND2_SGE sge = {place, size, CALL0(slot->messages, GetLocalToken)};
-
-    memcpy(place, data, size);
-    CALL(slot->queue_pair, Send, NULL, &sge, 1, ND_OP_FLAG_SILENT_SUCCESS);
+    CALL(slot->native.queue_pair, Invalidate, NULL, (IUnknown *)slot->native.writable, ND_OP_FLAG_SILENT_SUCCESS);
 }
 
 static void listen_again(struct slot *slot)
 {
     HRESULT status;
 
-    slot->generation++;
+    slot->native.generation++;
     check("CreateConnector",
-          CALL(end.adapter, CreateConnector, &softnd_iid_IND2Connector, end.file, (void **)&slot->connector));
-    status = CALL(listener, GetConnectionRequest, (IUnknown *)slot->connector, &slot->request.overlapped);
+          CALL(end.adapter, CreateConnector, &softnd_iid_IND2Connector, end.file, (void **)&slot->native.connector));
+    status = CALL(listener, GetConnectionRequest, (IUnknown *)slot->native.connector, &slot->native.request.overlapped);
     if (status != ND_SUCCESS && status != ND_PENDING)
         die("GetConnectionRequest", status);
 }
 
 static void close_connection(struct slot *slot)
 {
-    if (slot->connector)
-        CALL0(slot->connector, Release);
-    if (slot->writable)
-        CALL0(slot->writable, Release);
-    if (slot->readable)
-        CALL0(slot->readable, Release);
-    if (slot->queue_pair)
-        CALL0(slot->queue_pair, Release);
-    slot->connector = NULL;
-    slot->queue_pair = NULL;
-    slot->writable = slot->readable = NULL;
+    if (slot->native.connector)
+        CALL0(slot->native.connector, Release);
+    if (slot->native.writable)
+        CALL0(slot->native.writable, Release);
+    if (slot->native.readable)
+        CALL0(slot->native.readable, Release);
+    if (slot->native.queue_pair)
+        CALL0(slot->native.queue_pair, Release);
+    slot->native.connector = NULL;
+    slot->native.queue_pair = NULL;
+    slot->native.writable = slot->native.readable = NULL;
     check_memory(slot);
     if (!quitting)
         listen_again(slot);
@@ -191,24 +102,26 @@ static void close_connection(struct slot *slot)
 
 static void requested(struct slot *slot, HRESULT status)
 {
-    void *context = (void *)(slot->generation * SLOTS + slot->number);
+    void *context = (void *)(slot->native.generation * SLOTS + slot->number);
 
     if (status != ND_SUCCESS) {
         refused++;
         close_connection(slot);
         return;
     }
-    if (shared) {
+    if (with_shared) {
         check("CreateQueuePairWithSrq",
               CALL(end.adapter, CreateQueuePairWithSrq, &softnd_iid_IND2QueuePair, (IUnknown *)end.cq,
-                   (IUnknown *)end.cq, (IUnknown *)shared, context, 32, 1, 0, (void **)&slot->queue_pair));
+                   (IUnknown *)end.cq, (IUnknown *)shared, context, 32, 1, 0, (void **)&slot->native.queue_pair));
     } else {
-        check("CreateQueuePair", CALL(end.adapter, CreateQueuePair, &softnd_iid_IND2QueuePair, (IUnknown *)end.cq,
-                                      (IUnknown *)end.cq, context, RECEIVES, 32, 1, 1, 0, (void **)&slot->queue_pair));
-        for (unsigned i = 0; i < RECEIVES; i++)
-            check("Receive", post_receive(slot, i));
+        check("CreateQueuePair",
+              CALL(end.adapter, CreateQueuePair, &softnd_iid_IND2QueuePair, (IUnknown *)end.cq, (IUnknown *)end.cq,
+                   context, RECEIVES, 32, 1, 1, 0, (void **)&slot->native.queue_pair));
+        if (!post_receives(slot))
+            die("Receive", ND_INTERNAL_ERROR);
     }
-    status = CALL(slot->connector, Accept, (IUnknown *)slot->queue_pair, 4, 4, NULL, 0, &slot->accept.overlapped);
+    status = CALL(slot->native.connector, Accept, (IUnknown *)slot->native.queue_pair, 4, 4, NULL, 0,
+                  &slot->native.accept.overlapped);
     if (status != ND_SUCCESS && status != ND_PENDING) {
         refused++;
         close_connection(slot);
@@ -217,31 +130,22 @@ static void requested(struct slot *slot, HRESULT status)
 
 static void offer(struct slot *slot)
 {
-    struct {
-        UINT64 open, writable, readable;
-        UINT32 open_token, writable_token, readable_token;
-    } grant;
     unsigned char *memory = slot->memory;
 
     check("CreateMemoryWindow",
-          CALL(end.adapter, CreateMemoryWindow, &softnd_iid_IND2MemoryWindow, (void **)&slot->writable));
+          CALL(end.adapter, CreateMemoryWindow, &softnd_iid_IND2MemoryWindow, (void **)&slot->native.writable));
     check("CreateMemoryWindow",
-          CALL(end.adapter, CreateMemoryWindow, &softnd_iid_IND2MemoryWindow, (void **)&slot->readable));
+          CALL(end.adapter, CreateMemoryWindow, &softnd_iid_IND2MemoryWindow, (void **)&slot->native.readable));
     /* The peer may already be gone. */
-    if (CALL(slot->queue_pair, Bind, NULL, (IUnknown *)slot->hidden, (IUnknown *)slot->writable, memory + WRITABLE_AT,
-             WINDOW_SIZE, ND_OP_FLAG_ALLOW_WRITE | ND_OP_FLAG_SILENT_SUCCESS) != ND_SUCCESS)
+    if (CALL(slot->native.queue_pair, Bind, NULL, (IUnknown *)slot->native.hidden, (IUnknown *)slot->native.writable,
+             memory + WRITABLE_AT, WINDOW_SIZE, ND_OP_FLAG_ALLOW_WRITE | ND_OP_FLAG_SILENT_SUCCESS) != ND_SUCCESS)
         return;
-    slot->writable_bound = TRUE;
-    if (CALL(slot->queue_pair, Bind, NULL, (IUnknown *)slot->hidden, (IUnknown *)slot->readable, memory + READABLE_AT,
-             WINDOW_SIZE, ND_OP_FLAG_ALLOW_READ | ND_OP_FLAG_SILENT_SUCCESS) != ND_SUCCESS)
+    slot->writable_bound = true;
+    if (CALL(slot->native.queue_pair, Bind, NULL, (IUnknown *)slot->native.hidden, (IUnknown *)slot->native.readable,
+             memory + READABLE_AT, WINDOW_SIZE, ND_OP_FLAG_ALLOW_READ | ND_OP_FLAG_SILENT_SUCCESS) != ND_SUCCESS)
         return;
-    grant.open = (ULONG_PTR)memory + OPEN_AT;
-    grant.writable = (ULONG_PTR)memory + WRITABLE_AT;
-    grant.readable = (ULONG_PTR)memory + READABLE_AT;
-    grant.open_token = CALL0(slot->open, GetRemoteToken);
-    grant.writable_token = CALL0(slot->writable, GetRemoteToken);
-    grant.readable_token = CALL0(slot->readable, GetRemoteToken);
-    send_message(slot, &grant, sizeof grant - 4);
+    grant(slot, CALL0(slot->native.open, GetRemoteToken), CALL0(slot->native.writable, GetRemoteToken),
+          CALL0(slot->native.readable, GetRemoteToken));
 }
 
 static void accepted(struct slot *slot, HRESULT status)
@@ -249,46 +153,13 @@ static void accepted(struct slot *slot, HRESULT status)
     if (status == ND_SUCCESS) {
         connections++;
         offer(slot);
-        status = CALL(slot->connector, NotifyDisconnect, &slot->gone.overlapped);
+        status = CALL(slot->native.connector, NotifyDisconnect, &slot->native.gone.overlapped);
         if (status == ND_SUCCESS || status == ND_PENDING)
             return;
     } else {
         refused++;
     }
     close_connection(slot);
-}
-
-static BOOL is_command(const char *message, ULONG size, const char *word)
-{
-    size_t length = strlen(word);
-
-    return size == length + SECRET_SIZE && !memcmp(message, word, length) &&
-           !memcmp(message + length, secret, SECRET_SIZE);
-}
-
-static void received(struct slot *slot, const ND2_RESULT *result)
-{
-    const char *message = result->RequestContext;
-    ULONG size = result->BytesTransferred;
-
-    messages++;
-    if (size > RECEIVE_SIZE) {
-        failures++;
-        return;
-    }
-    if (size == 10 && !memcmp(message, "invalidate", 10) && slot->writable_bound) {
-        slot->writable_bound = FALSE;
-        CALL(slot->queue_pair, Invalidate, NULL, (IUnknown *)slot->writable, ND_OP_FLAG_SILENT_SUCCESS);
-        send_message(slot, "invalidated", 11);
-    } else if (size >= 4 && !memcmp(message, "echo", 4)) {
-        send_message(slot, message, size);
-    } else if (is_command(message, size, "report ")) {
-        report("report");
-    } else if (is_command(message, size, "quit ")) {
-        quitting = TRUE;
-    }
-    if (!shared)
-        post_receive(slot, (unsigned)((const unsigned char *)message - slot->memory - RECEIVE_AT) / RECEIVE_STEP);
 }
 
 static void take_results(void)
@@ -302,12 +173,9 @@ static void take_results(void)
             struct slot *slot = &slots[context % SLOTS];
 
             /* An entry of an earlier connection does not belong to this one. */
-            if (results[i].RequestType != Nd2RequestTypeReceive)
-                continue;
-            if (context / SLOTS == slot->generation && slot->queue_pair && results[i].Status == ND_SUCCESS)
-                received(slot, &results[i]);
-            if (shared)
-                post_again(results[i].RequestContext);
+            if (results[i].RequestType == Nd2RequestTypeReceive)
+                take_receive(context / SLOTS == slot->native.generation && slot->native.queue_pair ? slot : NULL,
+                             results[i].RequestContext, results[i].Status == ND_SUCCESS, results[i].BytesTransferred);
         }
     }
 }
@@ -318,14 +186,14 @@ static void arm(void)
 
     if (status != ND_SUCCESS && status != ND_PENDING)
         die("Notify", status);
-    notify_pending = TRUE;
+    notify_pending = true;
     take_results(); /* entries that arrived before it was armed */
 }
 
 static void handle(struct operation *operation)
 {
     struct slot *slot = &slots[operation->slot];
-    IND2Connector *connector = slot->connector;
+    IND2Connector *connector = slot->native.connector;
 
     switch (operation->kind) {
     case REQUEST:
@@ -339,7 +207,7 @@ static void handle(struct operation *operation)
         close_connection(slot);
         break;
     case NOTIFY:
-        notify_pending = FALSE;
+        notify_pending = false;
         take_results();
         if (!quitting)
             arm();
@@ -350,24 +218,25 @@ static void handle(struct operation *operation)
 static void open_slot(struct slot *slot, unsigned number)
 {
     slot->number = number;
-    slot->request = (struct operation){.kind = REQUEST, .slot = number};
-    slot->accept = (struct operation){.kind = ACCEPT, .slot = number};
-    slot->gone = (struct operation){.kind = GONE, .slot = number};
+    slot->native.request = (struct operation){.kind = REQUEST, .slot = number};
+    slot->native.accept = (struct operation){.kind = ACCEPT, .slot = number};
+    slot->native.gone = (struct operation){.kind = GONE, .slot = number};
     slot->memory = VirtualAlloc(NULL, SLOT_SIZE, MEM_COMMIT | MEM_RESERVE, PAGE_READWRITE);
     if (!slot->memory)
         die("VirtualAlloc", ND_NO_MEMORY);
     fill(slot);
-    slot->open = new_region(&end, slot->memory + OPEN_AT, OPEN_SIZE,
-                            ND_MR_FLAG_ALLOW_REMOTE_READ | ND_MR_FLAG_ALLOW_REMOTE_WRITE);
-    slot->hidden = new_region(&end, slot->memory + HIDDEN_AT, HIDDEN_SIZE, ND_MR_FLAG_ALLOW_LOCAL_WRITE);
-    slot->messages = new_region(&end, slot->memory + RECEIVE_AT, SLOT_SIZE - RECEIVE_AT, ND_MR_FLAG_ALLOW_LOCAL_WRITE);
+    slot->native.open = new_region(&end, slot->memory + OPEN_AT, OPEN_SIZE,
+                                   ND_MR_FLAG_ALLOW_REMOTE_READ | ND_MR_FLAG_ALLOW_REMOTE_WRITE);
+    slot->native.hidden = new_region(&end, slot->memory + HIDDEN_AT, HIDDEN_SIZE, ND_MR_FLAG_ALLOW_LOCAL_WRITE);
+    slot->native.messages =
+        new_region(&end, slot->memory + RECEIVE_AT, SLOT_SIZE - RECEIVE_AT, ND_MR_FLAG_ALLOW_LOCAL_WRITE);
 }
 
 static void close_slot(struct slot *slot)
 {
-    free_region(&end, slot->open);
-    free_region(&end, slot->hidden);
-    free_region(&end, slot->messages);
+    free_region(&end, slot->native.open);
+    free_region(&end, slot->native.hidden);
+    free_region(&end, slot->native.messages);
     check_memory(slot);
     VirtualFree(slot->memory, 0, MEM_RELEASE);
 }
@@ -391,15 +260,15 @@ static void drain(HANDLE port)
 
     CALL0(listener, CancelOverlappedRequests);
     for (unsigned i = 0; i < SLOTS; i++)
-        if (slots[i].connector)
-            CALL0(slots[i].connector, CancelOverlappedRequests);
+        if (slots[i].native.connector)
+            CALL0(slots[i].native.connector, CancelOverlappedRequests);
     if (notify_pending)
         CALL0(end.cq, CancelOverlappedRequests);
     for (;;) {
-        BOOL open = notify_pending;
+        bool open = notify_pending;
 
         for (unsigned i = 0; i < SLOTS; i++)
-            open = open || slots[i].connector;
+            open = open || slots[i].native.connector;
         if (!open)
             return;
         overlapped = NULL;
@@ -407,7 +276,7 @@ static void drain(HANDLE port)
         if (!overlapped)
             die("a cancelled request did not complete", ND_TIMEOUT);
         if (CONTAINING_RECORD(overlapped, struct operation, overlapped)->kind == NOTIFY)
-            notify_pending = FALSE;
+            notify_pending = false;
         else
             close_connection(&slots[CONTAINING_RECORD(overlapped, struct operation, overlapped)->slot]);
     }
@@ -429,14 +298,16 @@ int main(int count, char **arguments)
     limit_time((DWORD)atoi(arguments[4]) * 1000);
     address = any_address_of(arguments[2], "0");
     open_end(&end, open_adapter(arguments[1], &address, sizeof address), 512);
-    if (!strcmp(arguments[5], "shared"))
+    with_shared = strcmp(arguments[5], "shared") == 0;
+    if (with_shared)
         check("CreateSharedReceiveQueue",
               CALL(end.adapter, CreateSharedReceiveQueue, &softnd_iid_IND2SharedReceiveQueue, end.file,
                    SLOTS * RECEIVES, 1, 0, 0, 0, (void **)&shared));
     for (unsigned i = 0; i < SLOTS; i++)
         open_slot(&slots[i], i);
-    for (unsigned i = 0; shared && i < SLOTS * RECEIVES; i++)
-        check("Receive", post_receive(&slots[i / RECEIVES], i % RECEIVES));
+    for (unsigned i = 0; with_shared && i < SLOTS; i++)
+        if (!post_receives(&slots[i]))
+            die("Receive", ND_INTERNAL_ERROR);
     port = CreateIoCompletionPort(end.file, NULL, 0, 0);
     check("CreateListener", CALL(end.adapter, CreateListener, &softnd_iid_IND2Listener, end.file, (void **)&listener));
     check("Bind", CALL(listener, Bind, (const struct sockaddr *)&address, sizeof address));
@@ -454,7 +325,7 @@ int main(int count, char **arguments)
     drain(port);
     CALL0(listener, Release);
     CloseHandle(port);
-    if (shared)
+    if (with_shared)
         CALL0(shared, Release);
     for (unsigned i = 0; i < SLOTS; i++)
         close_slot(&slots[i]);
