@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import queue
 import random
 import shutil
 import signal
@@ -55,7 +54,7 @@ def dll() -> str:
 
 
 class Program:
-    """A program and its output lines. Leaving the block ends it.
+    """A program and its output lines, which a thread reads. Leaving the block ends it.
 
     Wine's services start with the first program and share its output. One of them may crash at its start. Such a
     message counts as the program's only if the program failed too.
@@ -64,7 +63,9 @@ class Program:
     def __init__(self, command: list[Any], environment: dict[str, str]) -> None:
         self.lines: list[str] = []
         self._crashes: list[str] = []
-        self._fresh: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._taken = 0
+        self._ended = False
+        self._changed = threading.Condition()
         self.process = subprocess.Popen(
             [str(word) for word in command],
             stdin=subprocess.DEVNULL,
@@ -81,21 +82,42 @@ class Program:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.startswith("wine: Unhandled "):
-                self._crashes.append(line.rstrip())
-                continue
-            self.lines.append(line.rstrip())
-            self._fresh.put(line.rstrip())
-        self._fresh.put(None)
+            with self._changed:
+                (self._crashes if line.startswith("wine: Unhandled ") else self.lines).append(line.rstrip())
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _wait_for(self, found: Callable[[], str | None], what: str, limit_s: float) -> str:
+        with self._changed:
+            self._changed.wait_for(lambda: found() is not None or self._ended, limit_s)
+            line = found()
+            if line is not None:
+                return line
+            said = "\n".join(self.lines[-20:])
+            if self._ended:
+                raise EOFError(f"the program ended without {what}:\n{said}")
+            raise TimeoutError(f"no {what} in {limit_s:g} s, after:\n{said}")
 
     def next_line(self, limit_s: float = 60.0) -> str:
-        try:
-            line = self._fresh.get(timeout=limit_s)
-        except queue.Empty:
-            raise TimeoutError(f"no line in {limit_s:g} s, after {self.lines[-5:]}") from None
-        if line is None:
-            raise EOFError(f"the program ended: {self.lines[-5:]}")
+        def found() -> str | None:
+            return self.lines[self._taken] if self._taken < len(self.lines) else None
+
+        line = self._wait_for(found, "another line", limit_s)
+        self._taken += 1
         return line
+
+    def wait_for(self, beginning: str, limit_s: float) -> str:
+        """Return the first line that begins with the text. next_line() does not skip it."""
+
+        def found() -> str | None:
+            return next((line for line in self.lines if line.startswith(beginning)), None)
+
+        return self._wait_for(found, f"line that begins with {beginning!r}", limit_s)
+
+    def between(self, begin: str, end: str) -> list[str]:
+        return self.lines[self.lines.index(begin) + 1 : self.lines.index(end)]
 
     def finish(self, limit_s: float = 60.0) -> int:
         """Wait until the program has ended and `lines` has all its output. Return its exit status."""
@@ -112,7 +134,7 @@ class Program:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(15)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

@@ -12,10 +12,7 @@ import contextlib
 import json
 import os
 import shlex
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,56 +105,22 @@ def example_here(end: str, example: tuple[Path, list[str]], port: int, limit_s: 
     return example_on_soft0(example, port) if end == "soft0" else example_on_softnd(example, port, limit_s)
 
 
-class Machine:
-    """The VM and its output lines."""
-
-    def __init__(self, command: list[str]) -> None:
-        self.lines: list[str] = []
-        self._changed = threading.Condition()
-        self._ended = False
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
-        )
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._changed:
-                self.lines.append(line.rstrip())
-                self._changed.notify_all()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-    def wait_for(self, beginning: str) -> str:
-        """Return the first line that begins with the text."""
-
-        def found() -> str | None:
-            return next((line for line in self.lines if line.startswith(beginning)), None)
-
-        with self._changed:
-            self._changed.wait_for(lambda: found() is not None or self._ended, VM_LIMIT_S)
-            line = found()
-        assert line is not None, "\n".join(self.lines[-20:])
-        return line
-
-    def between(self, begin: str, end: str) -> list[str]:
-        return self.lines[self.lines.index(begin) + 1 : self.lines.index(end)]
-
-
 class Siw:
     """The VM, and the servers here for it."""
 
-    def __init__(self, machine: Machine, ports: dict[object, int], servers: dict[object, Program], trace: Path) -> None:
+    def __init__(self, machine: Program, ports: dict[object, int], servers: dict[object, Program], trace: Path) -> None:
         self.machine = machine
         self.ports = ports  # ports of this machine that lead to the servers in the VM
         self.servers = servers
         self.trace = trace
 
+    def wait_for(self, beginning: str) -> str:
+        """Return the first line of the VM that begins with the text."""
+        return self.machine.wait_for(beginning, VM_LIMIT_S)
+
     def softnd_client(self, name: object, role: str, size: int, **environment: str) -> list[str]:
         """Run softnd's client against rping's server in the VM; return its output."""
-        self.machine.wait_for("rping servers are there")
+        self.wait_for("rping servers are there")
         arguments = (hostile.dll(), role, "127.0.0.1", self.ports[name], size, ROUNDS)
         with WindowsProcess(hostile.PROGRAMS / "rping.exe", *arguments, limit_s=120, **environment) as process:
             status = process.finish(60)
@@ -223,20 +186,15 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
         command += [f"--forward={port}:{guest_ports[name]}" for name, port in forwarded.items()]
         command.append(f"--forward={disconnects_port}:{DISCONNECTS_PORT}")
         command += ["--adapter", "siw", "--limit", str(VM_LIMIT_S), "--", "sh", str(script)]
-        machine = Machine(command)
-        try:
-            yield Siw(
-                machine,
-                {**forwarded, "disconnects": disconnects_port, "own disconnects": own_disconnects_port},
-                servers,
-                trace,
-            )
-            done.touch()
-            status = machine.process.wait(60)
-        finally:
-            if machine.process.poll() is None:
-                machine.process.send_signal(signal.SIGTERM)
-                machine.process.wait(60)
+        machine = stack.enter_context(Program(command, dict(os.environ)))
+        yield Siw(
+            machine,
+            {**forwarded, "disconnects": disconnects_port, "own disconnects": own_disconnects_port},
+            servers,
+            trace,
+        )
+        done.touch()
+        status = machine.process.wait(60)
     assert status == 0, "\n".join(machine.lines[-20:])  # 123: the VM's kernel log shows an error
 
 
@@ -252,7 +210,7 @@ def test_softnd_client_and_siw_use_crcs_if_they_are_asked_for(siw):
 
 @pytest.mark.parametrize("size", [size for end, size in RPINGS if end == "soft0"])
 def test_rping_client_on_soft0_verifies_what_rping_server_on_siw_writes(siw, size):
-    siw.machine.wait_for("rping servers are there")
+    siw.wait_for("rping servers are there")
     arguments = ("-c", "-V", "-a", "127.0.0.1", "-p", siw.ports["soft0", size], "-S", size, "-C", ROUNDS)
     with rping_on_soft0(*arguments) as client:
         assert client.finish() == 0, (client.lines, siw.machine.lines[-20:])
@@ -261,7 +219,7 @@ def test_rping_client_on_soft0_verifies_what_rping_server_on_siw_writes(siw, siz
 @pytest.mark.parametrize(("end", "size"), RPINGS)
 def test_rping_client_on_siw_verifies_what_the_server_here_writes(siw, end, size):
     ended = f"end: client {end} {size} "
-    assert siw.machine.wait_for(ended) == f"{ended}0"
+    assert siw.wait_for(ended) == f"{ended}0"
     server = siw.servers[end, size]
     assert server.finish() == 0, server.lines
     if end == "softnd":
@@ -275,7 +233,7 @@ def test_siw_ends_a_connection_that_violates_access_with_a_terminate_and_softnd_
 
 
 def test_softnd_ends_a_connection_that_violates_access_with_a_terminate_and_siw_understands_it(siw):
-    assert siw.machine.wait_for("end: access_violation ") == "end: access_violation 0"
+    assert siw.wait_for("end: access_violation ") == "end: access_violation 0"
     server = siw.servers["access_violation"]
     assert server.finish() == 0
     assert server.lines[1:] == ["server: 0 rounds verified"]
@@ -284,7 +242,7 @@ def test_softnd_ends_a_connection_that_violates_access_with_a_terminate_and_siw_
 
 @pytest.mark.parametrize(("end", "name"), TALKS)
 def test_ndpy_here_is_the_client_of_ndpy_on_siw(siw, end, name):
-    siw.machine.wait_for("rping servers are there")
+    siw.wait_for("rping servers are there")
     with example_here(end, client_of(name, "127.0.0.1"), siw.ports[end, name], 120) as client:
         assert client.finish() == 0, client.lines
     assert_client_verified(name, client.lines)
@@ -293,7 +251,7 @@ def test_ndpy_here_is_the_client_of_ndpy_on_siw(siw, end, name):
 @pytest.mark.parametrize(("end", "name"), TALKS)
 def test_ndpy_on_siw_is_the_client_of_ndpy_here(siw, end, name):
     server = siw.servers[end, name]
-    ended = siw.machine.wait_for(f"end: example {end} {name} ")
+    ended = siw.wait_for(f"end: example {end} {name} ")
     said = siw.machine.between(f"begin: example {end} {name}", ended)
     assert ended.endswith(" 0"), said + server.lines
     assert_client_verified(name, said)
@@ -304,7 +262,7 @@ def test_ndpy_on_siw_is_the_client_of_ndpy_here(siw, end, name):
 @pytest.fixture(scope="module")
 def disconnects(siw) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
     """The outcomes of the requests of softnd and of siw when early_disconnect_siw.py ran between them."""
-    siw.machine.wait_for("early disconnects: listening")
+    siw.wait_for("early disconnects: listening")
     arguments = (
         "join",
         "softnd0",
@@ -316,7 +274,7 @@ def disconnects(siw) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int
     with WindowsProcess(DISCONNECTS, *arguments, limit_s=VM_LIMIT_S, NDPY_PROVIDER=hostile.dll()) as process:
         status = process.finish(VM_LIMIT_S)
     assert status == 0, (process.lines, siw.machine.lines[-20:])
-    return json.loads(process.lines[-1]), json.loads(siw.machine.wait_for('{"exchange'))
+    return json.loads(process.lines[-1]), json.loads(siw.wait_for('{"exchange'))
 
 
 def test_f_5_4_what_siw_took_and_stayed_for_succeeds_though_softnd_leaves_at_once(disconnects):
