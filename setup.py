@@ -39,7 +39,7 @@ CORE = Extension(
     extra_link_args=["-Wl,--no-as-needed,-lc"] if sys.platform == "linux" else [],
 )
 SOFTVERBS_FOLDER = "ndpy/platforms/verbs/soft"
-SOFTVERBS = ("libsoftverbs.so", "libibverbs.so.1", "librdmacm.so.1")
+SOFTVERBS = ("libsoftverbs.so", "libibverbs.so.1", "librdmacm.so.1", "libndpyfaults.so")
 # (file, where it belongs in the package)
 if CROSS_BUILT:
     BUILT_BEFORE = [

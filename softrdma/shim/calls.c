@@ -1,0 +1,707 @@
+/* The functions that stand in for those of libibverbs and librdmacm. */
+#include "shim.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* What a call returns that fails as functions of verbs do, and as those of the connection manager do. */
+static void *null_with(int error)
+{
+    errno = error;
+    return NULL;
+}
+
+static int minus_with(int error)
+{
+    errno = error;
+    return -1;
+}
+
+static void take_context(unsigned library, struct ibv_context *ibv)
+{
+    lock();
+    context_of(library, ibv);
+    unlock();
+}
+
+/* ---- Devices ---- */
+
+static struct ibv_context *stand_in_ibv_open_device(unsigned library, struct ibv_device *device)
+{
+    int error = scenario_usable() ? call_fault(PLACE_CALL_OPEN_DEVICE, NULL, 0) : EINVAL;
+
+    if (error != 0)
+        return null_with(error);
+    struct ibv_context *ibv = REAL(library, ibv_open_device)(device);
+    if (ibv != NULL)
+        take_context(library, ibv);
+    return ibv;
+}
+
+static struct ibv_context *stand_in_ibv_import_device(unsigned library, int fd)
+{
+    int error = scenario_usable() ? call_fault(PLACE_CALL_OPEN_DEVICE, NULL, 0) : EINVAL;
+
+    if (error != 0)
+        return null_with(error);
+    struct ibv_context *ibv = REAL(library, ibv_import_device)(fd);
+    if (ibv != NULL)
+        take_context(library, ibv);
+    return ibv;
+}
+
+static int stand_in_ibv_close_device(unsigned library, struct ibv_context *ibv)
+{
+    lock();
+    struct context *context = (struct context *)object_find(OBJECT_CONTEXT, ibv);
+    if (context != NULL)
+        context_forget(context);
+    unlock();
+    return REAL(library, ibv_close_device)(ibv);
+}
+
+static int stand_in_ibv_query_device(unsigned library, struct ibv_context *ibv, struct ibv_device_attr *out)
+{
+    int error = call_fault(PLACE_CALL_QUERY_DEVICE, NULL, 0);
+
+    return error != 0 ? (errno = error) : REAL(library, ibv_query_device)(ibv, out);
+}
+
+static int stand_in_ibv_query_port(unsigned library, struct ibv_context *ibv, uint8_t port,
+                                   struct _compat_ibv_port_attr *out)
+{
+    int error = call_fault(PLACE_CALL_QUERY_PORT, NULL, 0);
+
+    return error != 0 ? (errno = error) : REAL(library, ibv_query_port)(ibv, port, out);
+}
+
+static int stand_in_ibv_query_gid(unsigned library, struct ibv_context *ibv, uint8_t port, int index,
+                                  union ibv_gid *out)
+{
+    int error = call_fault(PLACE_CALL_QUERY_GID, NULL, 0);
+
+    return error != 0 ? minus_with(error) : REAL(library, ibv_query_gid)(ibv, port, index, out);
+}
+
+/* ---- Events ---- */
+
+static int stand_in_ibv_get_async_event(unsigned library, struct ibv_context *ibv, struct ibv_async_event *out)
+{
+    int error = call_fault(PLACE_CALL_GET_ASYNC_EVENT, NULL, 0);
+
+    if (error != 0)
+        return minus_with(error);
+    lock();
+    struct context *context = context_of(library, ibv);
+    int fd = context != NULL ? context->fd : -1;
+    unlock();
+    if (fd < 0)
+        return REAL(library, ibv_get_async_event)(ibv, out);
+    for (;;) {
+        uint64_t one;
+        if (read(fd, &one, sizeof one) < 0)
+            return -1;
+        lock();
+        context = (struct context *)object_find(OBJECT_CONTEXT, ibv);
+        struct async_event *event = context != NULL ? context->events : NULL;
+        if (event != NULL) {
+            context->events = event->next;
+            *out = event->ibv;
+            if (event->made && event->ibv.event_type == IBV_EVENT_QP_FATAL) {
+                struct qp *qp = (struct qp *)object_find(OBJECT_QP, event->ibv.element.qp);
+                if (qp != NULL)
+                    qp->async_given++;
+            }
+        }
+        unlock();
+        free(event);
+        if (event != NULL)
+            return 0;
+    }
+}
+
+static bool acknowledges_own(const struct ibv_async_event *event)
+{
+    bool own = false;
+
+    lock();
+    struct qp *qp = (struct qp *)object_find(OBJECT_QP, event->element.qp);
+    if (qp != NULL && event->event_type == IBV_EVENT_QP_FATAL && qp->async_given > 0) {
+        qp->async_given--;
+        own = true;
+    }
+    struct cq *cq = (struct cq *)object_find(OBJECT_CQ, event->element.cq);
+    if (cq != NULL && event->event_type == IBV_EVENT_CQ_ERR && cq->failed)
+        own = true;
+    unlock();
+    return own;
+}
+
+static void stand_in_ibv_ack_async_event(unsigned library, struct ibv_async_event *event)
+{
+    if (!acknowledges_own(event))
+        REAL(library, ibv_ack_async_event)(event);
+}
+
+static struct ibv_comp_channel *stand_in_ibv_create_comp_channel(unsigned library, struct ibv_context *ibv)
+{
+    int error = call_fault(PLACE_CALL_CREATE_COMP_CHANNEL, NULL, (uint64_t)live[LIVE_CHANNEL]);
+
+    if (error != 0)
+        return null_with(error);
+    struct ibv_comp_channel *channel = REAL(library, ibv_create_comp_channel)(ibv);
+    if (channel != NULL) {
+        live[LIVE_CHANNEL]++;
+        lock();
+        if (context_of(library, ibv) != NULL)
+            channel_of(channel);
+        unlock();
+    }
+    return channel;
+}
+
+static int stand_in_ibv_destroy_comp_channel(unsigned library, struct ibv_comp_channel *ibv)
+{
+    lock();
+    struct channel *channel = (struct channel *)object_find(OBJECT_CHANNEL, ibv);
+    if (channel != NULL && ibv->refcnt == 0)
+        channel_forget(channel);
+    unlock();
+    int error = REAL(library, ibv_destroy_comp_channel)(ibv);
+    live[LIVE_CHANNEL] -= error == 0;
+    return error;
+}
+
+static int stand_in_ibv_get_cq_event(unsigned library, struct ibv_comp_channel *ibv, struct ibv_cq **out,
+                                     void **cq_context)
+{
+    int error = call_fault(PLACE_CALL_GET_CQ_EVENT, NULL, 0);
+
+    if (error != 0)
+        return minus_with(error);
+    lock();
+    struct channel *channel = context_of(library, ibv->context) != NULL ? channel_of(ibv) : NULL;
+    int fd = channel != NULL ? channel->fd : -1;
+    unlock();
+    if (fd < 0)
+        return REAL(library, ibv_get_cq_event)(ibv, out, cq_context);
+    for (;;) {
+        uint64_t one;
+        if (read(fd, &one, sizeof one) < 0)
+            return -1;
+        lock();
+        channel = (struct channel *)object_find(OBJECT_CHANNEL, ibv);
+        struct channel_event *event = channel != NULL ? channel->first : NULL;
+        if (event != NULL) {
+            channel->first = event->next;
+            if (channel->first == NULL)
+                channel->last = &channel->first;
+            *out = event->cq->ibv;
+            *cq_context = event->cq->ibv->cq_context;
+        }
+        unlock();
+        free(event);
+        if (event != NULL)
+            return 0;
+    }
+}
+
+/* The thread has acknowledged the library's own. */
+static void stand_in_ibv_ack_cq_events(unsigned library, struct ibv_cq *ibv, unsigned count)
+{
+    lock();
+    struct cq *cq = (struct cq *)object_find(OBJECT_CQ, ibv);
+    bool known = cq != NULL && cq->channel != NULL;
+    if (known)
+        cq->events_given -= count < cq->events_given ? count : cq->events_given;
+    unlock();
+    if (!known)
+        REAL(library, ibv_ack_cq_events)(ibv, count);
+}
+
+/* ---- Memory ---- */
+
+static struct ibv_pd *stand_in_ibv_alloc_pd(unsigned library, struct ibv_context *ibv)
+{
+    take_context(library, ibv);
+    int error = call_fault(PLACE_CALL_ALLOC_PD, NULL, (uint64_t)live[LIVE_PD]);
+
+    struct ibv_pd *pd = error == 0 ? REAL(library, ibv_alloc_pd)(ibv) : null_with(error);
+    live[LIVE_PD] += pd != NULL;
+    return pd;
+}
+
+static int stand_in_ibv_dealloc_pd(unsigned library, struct ibv_pd *pd)
+{
+    int error = REAL(library, ibv_dealloc_pd)(pd);
+
+    live[LIVE_PD] -= error == 0;
+    return error;
+}
+
+#define REGISTER(name, parameters, ...)                                                       \
+    static struct ibv_mr *stand_in_##name parameters                                          \
+    {                                                                                         \
+        int error = call_fault(PLACE_CALL_REG_MR, NULL, (uint64_t)live[LIVE_MR]);             \
+                                                                                              \
+        struct ibv_mr *mr = error == 0 ? REAL(library, name)(__VA_ARGS__) : null_with(error); \
+        live[LIVE_MR] += mr != NULL;                                                          \
+        return mr;                                                                            \
+    }
+REGISTER(ibv_reg_mr, (unsigned library, struct ibv_pd *pd, void *address, size_t length, int access), pd, address,
+         length, access)
+REGISTER(ibv_reg_mr_iova,
+         (unsigned library, struct ibv_pd *pd, void *address, size_t length, uint64_t iova, int access), pd, address,
+         length, iova, access)
+REGISTER(ibv_reg_mr_iova2,
+         (unsigned library, struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned access), pd,
+         address, length, iova, access)
+REGISTER(ibv_reg_dmabuf_mr,
+         (unsigned library, struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access), pd,
+         offset, length, iova, fd, access)
+
+static int stand_in_ibv_dereg_mr(unsigned library, struct ibv_mr *mr)
+{
+    int error = call_fault(PLACE_CALL_DEREG_MR, NULL, 0);
+
+    if (error != 0)
+        return errno = error;
+    error = REAL(library, ibv_dereg_mr)(mr);
+    live[LIVE_MR] -= error == 0;
+    return error;
+}
+
+static struct ibv_ah *stand_in_ibv_create_ah(unsigned library, struct ibv_pd *pd, struct ibv_ah_attr *attributes)
+{
+    int error = call_fault(PLACE_CALL_CREATE_AH, NULL, (uint64_t)live[LIVE_AH]);
+
+    struct ibv_ah *ah = error == 0 ? REAL(library, ibv_create_ah)(pd, attributes) : null_with(error);
+    live[LIVE_AH] += ah != NULL;
+    return ah;
+}
+
+static int stand_in_ibv_destroy_ah(unsigned library, struct ibv_ah *ah)
+{
+    int error = REAL(library, ibv_destroy_ah)(ah);
+
+    live[LIVE_AH] -= error == 0;
+    return error;
+}
+
+/* ---- Queues ---- */
+
+static struct ibv_cq *stand_in_ibv_create_cq(unsigned library, struct ibv_context *ibv, int cqe, void *cq_context,
+                                             struct ibv_comp_channel *channel, int vector)
+{
+    take_context(library, ibv);
+    int error = call_fault(PLACE_CALL_CREATE_CQ, NULL, (uint64_t)live[LIVE_CQ]);
+
+    struct ibv_cq *cq =
+        error == 0 ? REAL(library, ibv_create_cq)(ibv, cqe, cq_context, channel, vector) : null_with(error);
+    if (cq != NULL) {
+        live[LIVE_CQ]++;
+        lock();
+        cq_of(cq);
+        unlock();
+    }
+    return cq;
+}
+
+static int stand_in_ibv_resize_cq(unsigned library, struct ibv_cq *ibv, int cqe)
+{
+    int error = call_fault(PLACE_CALL_RESIZE_CQ, NULL, 0);
+
+    if (error != 0)
+        return errno = error;
+    lock();
+    struct cq *cq = (struct cq *)object_find(OBJECT_CQ, ibv);
+    int more = cq != NULL ? (int)cq->slots : 0;
+    unlock();
+    return REAL(library, ibv_resize_cq)(ibv, cqe + more);
+}
+
+static void forget_cq(struct ibv_cq *ibv)
+{
+    struct cq *cq = ibv != NULL ? (struct cq *)object_find(OBJECT_CQ, ibv) : NULL;
+
+    if (cq != NULL)
+        cq_forget(cq);
+}
+
+static void uses(struct object *object, void *what)
+{
+    const struct qp *qp = (struct qp *)object;
+    const struct cq **cq = what;
+
+    if (qp->send_cq == *cq || qp->recv_cq == *cq)
+        *cq = NULL;
+}
+
+/* A queue that is in use stays, in any library. */
+static int stand_in_ibv_destroy_cq(unsigned library, struct ibv_cq *ibv)
+{
+    lock();
+    struct cq *cq = (struct cq *)object_find(OBJECT_CQ, ibv), *unused = cq;
+    each_object(OBJECT_QP, uses, &unused);
+    bool used = cq != NULL && unused == NULL;
+    if (cq != NULL && !used)
+        cq_forget(cq);
+    unlock();
+    if (used)
+        return errno = EBUSY;
+    int error = REAL(library, ibv_destroy_cq)(ibv);
+    live[LIVE_CQ] -= error == 0;
+    return error;
+}
+
+static struct ibv_srq *stand_in_ibv_create_srq(unsigned library, struct ibv_pd *pd,
+                                               struct ibv_srq_init_attr *attributes)
+{
+    take_context(library, pd->context);
+    int error = call_fault(PLACE_CALL_CREATE_SRQ, NULL, (uint64_t)live[LIVE_SRQ]);
+
+    struct ibv_srq *srq = error == 0 ? REAL(library, ibv_create_srq)(pd, attributes) : null_with(error);
+    live[LIVE_SRQ] += srq != NULL;
+    return srq;
+}
+
+static int stand_in_ibv_destroy_srq(unsigned library, struct ibv_srq *srq)
+{
+    int error = REAL(library, ibv_destroy_srq)(srq);
+
+    live[LIVE_SRQ] -= error == 0;
+    return error;
+}
+
+static struct ibv_qp *stand_in_ibv_create_qp(unsigned library, struct ibv_pd *pd, struct ibv_qp_init_attr *attributes)
+{
+    take_context(library, pd->context);
+    int error = call_fault(PLACE_CALL_CREATE_QP, NULL, (uint64_t)live[LIVE_QP]);
+
+    struct ibv_qp *qp = error == 0 ? REAL(library, ibv_create_qp)(pd, attributes) : null_with(error);
+    if (qp != NULL) {
+        live[LIVE_QP]++;
+        lock();
+        qp_of(qp);
+        unlock();
+    }
+    return qp;
+}
+
+static struct ibv_qp_ex *stand_in_ibv_qp_to_qp_ex(unsigned library, struct ibv_qp *qp)
+{
+    return REAL(library, ibv_qp_to_qp_ex)(qp);
+}
+
+/* Whatever moved it there. */
+static void in_error_state(struct qp *qp)
+{
+    qp->failing = qp->failed = true;
+    queue_deliver(qp, &qp->sends);
+    queue_deliver(qp, &qp->receives);
+    thread_wake();
+}
+
+static int stand_in_ibv_modify_qp(unsigned library, struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int mask)
+{
+    lock();
+    context_of(library, ibv->context);
+    struct qp *qp = qp_of(ibv);
+    int error = call_fault_locked(PLACE_CALL_MODIFY_QP, qp, 0);
+    unlock();
+    if (error != 0)
+        return errno = error;
+    error = REAL(library, ibv_modify_qp)(ibv, attributes, mask);
+    if (error != 0 || (mask & IBV_QP_STATE) == 0)
+        return error;
+    lock();
+    qp = (struct qp *)object_find(OBJECT_QP, ibv);
+    if (qp != NULL && attributes->qp_state == IBV_QPS_ERR)
+        in_error_state(qp);
+    if (qp != NULL && attributes->qp_state == IBV_QPS_RESET) {
+        queue_free(&qp->sends);
+        queue_free(&qp->receives);
+        qp->failing = qp->failed = false;
+    }
+    unlock();
+    return 0;
+}
+
+static int stand_in_ibv_query_qp(unsigned library, struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int mask,
+                                 struct ibv_qp_init_attr *initial)
+{
+    lock();
+    int error = call_fault_locked(PLACE_CALL_QUERY_QP, (struct qp *)object_find(OBJECT_QP, ibv), 0);
+    unlock();
+    return error != 0 ? (errno = error) : REAL(library, ibv_query_qp)(ibv, attributes, mask, initial);
+}
+
+static void forget_qp(struct ibv_qp *ibv)
+{
+    struct qp *qp = ibv != NULL ? (struct qp *)object_find(OBJECT_QP, ibv) : NULL;
+
+    if (qp != NULL)
+        qp_forget(qp);
+}
+
+static int stand_in_ibv_destroy_qp(unsigned library, struct ibv_qp *ibv)
+{
+    lock();
+    forget_qp(ibv);
+    unlock();
+    int error = REAL(library, ibv_destroy_qp)(ibv);
+    live[LIVE_QP] -= error == 0;
+    return error;
+}
+
+/* ---- The connection manager ---- */
+
+static struct rdma_event_channel *stand_in_rdma_create_event_channel(unsigned library)
+{
+    int error = scenario_usable() ? call_fault(PLACE_CALL_RDMA_CREATE_EVENT_CHANNEL, NULL, 0) : EINVAL;
+
+    if (error != 0)
+        return null_with(error);
+    inside++;
+    struct rdma_event_channel *channel = REAL(library, rdma_create_event_channel)();
+    inside--;
+    return channel;
+}
+
+static void stand_in_rdma_destroy_event_channel(unsigned library, struct rdma_event_channel *channel)
+{
+    REAL(library, rdma_destroy_event_channel)(channel);
+}
+
+#define INSIDE(call)         \
+    ({                       \
+        inside++;            \
+        int result = (call); \
+        inside--;            \
+        result;              \
+    })
+
+static int stand_in_rdma_create_id(unsigned library, struct rdma_event_channel *channel, struct rdma_cm_id **id,
+                                   void *context, enum rdma_port_space space)
+{
+    int error = scenario_usable() ? call_fault(PLACE_CALL_RDMA_CREATE_ID, NULL, (uint64_t)live[LIVE_ID]) : EINVAL;
+
+    if (error != 0)
+        return minus_with(error);
+    int result = INSIDE(REAL(library, rdma_create_id)(channel, id, context, space));
+    live[LIVE_ID] += result == 0;
+    return result;
+}
+
+/* What librdmacm made for an identifier, and softverbs without asking anybody. */
+static void forget_of_id(struct rdma_cm_id *id)
+{
+    struct ibv_comp_channel *channels[] = {id->send_cq_channel, id->recv_cq_channel};
+
+    lock();
+    forget_qp(id->qp);
+    forget_cq(id->send_cq);
+    forget_cq(id->recv_cq);
+    for (unsigned i = 0; i < COUNT_OF(channels); i++) {
+        struct channel *channel =
+            channels[i] != NULL ? (struct channel *)object_find(OBJECT_CHANNEL, channels[i]) : NULL;
+        if (channel != NULL)
+            channel_forget(channel);
+    }
+    unlock();
+}
+
+static void take_of_id(unsigned library, struct rdma_cm_id *id)
+{
+    if (id == NULL || id->verbs == NULL)
+        return;
+    lock();
+    if (context_of(library, id->verbs) != NULL && id->qp != NULL)
+        qp_of(id->qp);
+    unlock();
+}
+
+static int stand_in_rdma_destroy_id(unsigned library, struct rdma_cm_id *id)
+{
+    int result = INSIDE(REAL(library, rdma_destroy_id)(id));
+
+    live[LIVE_ID] -= result == 0;
+    return result;
+}
+
+static int stand_in_rdma_create_ep(unsigned library, struct rdma_cm_id **id, struct rdma_addrinfo *info,
+                                   struct ibv_pd *pd, struct ibv_qp_init_attr *attributes)
+{
+    int error = scenario_usable() ? call_fault(PLACE_CALL_RDMA_CREATE_ID, NULL, (uint64_t)live[LIVE_ID]) : EINVAL;
+
+    if (error != 0)
+        return minus_with(error);
+    int result = INSIDE(REAL(library, rdma_create_ep)(id, info, pd, attributes));
+    if (result == 0)
+        take_of_id(library, *id);
+    live[LIVE_ID] += result == 0;
+    return result;
+}
+
+static void stand_in_rdma_destroy_ep(unsigned library, struct rdma_cm_id *id)
+{
+    forget_of_id(id);
+    inside++;
+    REAL(library, rdma_destroy_ep)(id);
+    inside--;
+    live[LIVE_ID]--;
+}
+
+/* Calls that have nothing to them but their faults. The identifier may have a context afterwards. */
+#define PLAIN(name, call, identifier, parameters, ...)         \
+    static int stand_in_##name parameters                      \
+    {                                                          \
+        int error = call_fault(call, NULL, 0);                 \
+                                                               \
+        if (error != 0)                                        \
+            return minus_with(error);                          \
+        int result = INSIDE(REAL(library, name)(__VA_ARGS__)); \
+        if (result == 0)                                       \
+            take_of_id(library, identifier);                   \
+        return result;                                         \
+    }
+PLAIN(rdma_bind_addr, PLACE_CALL_RDMA_BIND_ADDR, id,
+      (unsigned library, struct rdma_cm_id *id, struct sockaddr *address), id, address)
+PLAIN(rdma_resolve_addr, PLACE_CALL_RDMA_RESOLVE_ADDR, id,
+      (unsigned library, struct rdma_cm_id *id, struct sockaddr *from, struct sockaddr *to, int timeout_ms), id, from,
+      to, timeout_ms)
+PLAIN(rdma_resolve_route, PLACE_CALL_RDMA_RESOLVE_ROUTE, id, (unsigned library, struct rdma_cm_id *id, int timeout_ms),
+      id, timeout_ms)
+PLAIN(rdma_listen, PLACE_CALL_RDMA_LISTEN, id, (unsigned library, struct rdma_cm_id *id, int backlog), id, backlog)
+PLAIN(rdma_get_request, PLACE_CALL_RDMA_GET_REQUEST, *id,
+      (unsigned library, struct rdma_cm_id *listener, struct rdma_cm_id **id), listener, id)
+PLAIN(rdma_connect, PLACE_CALL_RDMA_CONNECT, id,
+      (unsigned library, struct rdma_cm_id *id, struct rdma_conn_param *parameters), id, parameters)
+PLAIN(rdma_accept, PLACE_CALL_RDMA_ACCEPT, id,
+      (unsigned library, struct rdma_cm_id *id, struct rdma_conn_param *parameters), id, parameters)
+PLAIN(rdma_reject, PLACE_CALL_RDMA_REJECT, id,
+      (unsigned library, struct rdma_cm_id *id, const void *data, uint8_t size), id, data, size)
+
+/* The real call makes the queue pair by ibv_create_qp(), or softverbs in its own way. */
+static int create_qp_fault(void)
+{
+    int error = call_fault(PLACE_CALL_RDMA_CREATE_QP, NULL, (uint64_t)live[LIVE_QP]);
+
+    return error != 0 ? error : call_fault(PLACE_CALL_CREATE_QP, NULL, (uint64_t)live[LIVE_QP]);
+}
+
+static void created_qp(unsigned library, struct rdma_cm_id *id, int64_t before)
+{
+    take_of_id(library, id);
+    if (live[LIVE_QP] == before)
+        live[LIVE_QP]++;
+}
+
+static int stand_in_rdma_create_qp(unsigned library, struct rdma_cm_id *id, struct ibv_pd *pd,
+                                   struct ibv_qp_init_attr *attributes)
+{
+    int error = create_qp_fault();
+
+    if (error != 0)
+        return minus_with(error);
+    take_of_id(library, id);
+    int64_t before = live[LIVE_QP];
+    int result = INSIDE(REAL(library, rdma_create_qp)(id, pd, attributes));
+    if (result == 0)
+        created_qp(library, id, before);
+    return result;
+}
+
+static int stand_in_rdma_create_qp_ex(unsigned library, struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *attributes)
+{
+    int error = create_qp_fault();
+
+    if (error != 0)
+        return minus_with(error);
+    take_of_id(library, id);
+    int64_t before = live[LIVE_QP];
+    int result = INSIDE(REAL(library, rdma_create_qp_ex)(id, attributes));
+    if (result == 0)
+        created_qp(library, id, before);
+    return result;
+}
+
+static void stand_in_rdma_destroy_qp(unsigned library, struct rdma_cm_id *id)
+{
+    int64_t before = live[LIVE_QP];
+
+    forget_of_id(id);
+    inside++;
+    REAL(library, rdma_destroy_qp)(id);
+    inside--;
+    if (live[LIVE_QP] == before)
+        live[LIVE_QP]--;
+}
+
+static int stand_in_rdma_disconnect(unsigned library, struct rdma_cm_id *id)
+{
+    int error = call_fault(PLACE_CALL_RDMA_DISCONNECT, NULL, 0);
+
+    if (error != 0)
+        return minus_with(error);
+    int result = INSIDE(REAL(library, rdma_disconnect)(id));
+    lock();
+    struct qp *qp = id->qp != NULL ? (struct qp *)object_find(OBJECT_QP, id->qp) : NULL;
+    if (result == 0 && qp != NULL)
+        in_error_state(qp);
+    unlock();
+    return result;
+}
+
+static int stand_in_rdma_get_cm_event(unsigned library, struct rdma_event_channel *channel,
+                                      struct rdma_cm_event **event)
+{
+    int error = call_fault(PLACE_CALL_RDMA_GET_CM_EVENT, NULL, 0);
+
+    if (error != 0)
+        return minus_with(error);
+    int result = INSIDE(REAL(library, rdma_get_cm_event)(channel, event));
+    if (result == 0)
+        take_of_id(library, (*event)->id);
+    return result;
+}
+
+static int stand_in_rdma_ack_cm_event(unsigned library, struct rdma_cm_event *event)
+{
+    return REAL(library, rdma_ack_cm_event)(event);
+}
+
+/* ---- The names that programs see ---- */
+
+#define WITH(...) (library_number __VA_OPT__(, ) __VA_ARGS__)
+#define FOUND(number, type, name, parameters, ...) \
+    static type found_##number##_##name parameters \
+    {                                              \
+        enum { library_number = number };          \
+        caller = __builtin_return_address(0);      \
+        return stand_in_##name WITH(__VA_ARGS__);  \
+    }
+#define FOUND_1(type, name, parameters, ...) FOUND(1, type, name, parameters, __VA_ARGS__)
+#define FOUND_2(type, name, parameters, ...) FOUND(2, type, name, parameters, __VA_ARGS__)
+NAMES(FOUND_1)
+NAMES(FOUND_2)
+
+#define LINKED(type, name, parameters, ...)       \
+    EXPORT type name parameters                   \
+    {                                             \
+        enum { library_number = 0 };              \
+        if (!shim_on)                             \
+            return REAL(0, name)(__VA_ARGS__);    \
+        caller = __builtin_return_address(0);     \
+        return stand_in_##name WITH(__VA_ARGS__); \
+    }
+NAMES(LINKED)
+
+#define ROW(type, name, ...) [INDEX_##name] = {(void *)name, (void *)found_1_##name, (void *)found_2_##name},
+static void *const stand_ins[NAME_COUNT][MAX_LIBRARIES] = {NAMES(ROW)};
+
+void *library_stand_in(unsigned library, enum name_index index)
+{
+    return stand_ins[index][library];
+}

@@ -1,0 +1,218 @@
+/* The real functions. */
+#include "calls.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    bool of_rdmacm;
+} names[] = {
+#define NAME_OF_VERBS(type, name, ...)  {#name, false},
+#define NAME_OF_RDMACM(type, name, ...) {#name, true},
+    VERBS_NAMES(NAME_OF_VERBS) RDMA_NAMES(NAME_OF_RDMACM)};
+
+static const char *const file_names[2] = {"libibverbs.so.1", "librdmacm.so.1"};
+
+static void *_Atomic functions[MAX_LIBRARIES][NAME_COUNT];
+/* Where the files are loaded, and handles of theirs. By library and whether it is that of librdmacm. */
+static void *_Atomic bases[MAX_LIBRARIES][2];
+static void *_Atomic handles[MAX_LIBRARIES][2];
+
+/* ---- The dynamic loader's own functions ---- */
+
+struct search {
+    const char *name;
+    uint32_t hash;
+    void *found;
+};
+
+static uint32_t gnu_hash(const char *name)
+{
+    uint32_t hash = 5381;
+
+    while (*name != '\0')
+        hash = hash * 33 + (unsigned char)*name++;
+    return hash;
+}
+
+/* An address of a dynamic section. glibc has made it absolute, but not that of the vdso. */
+static const void *address_in(const struct dl_phdr_info *info, ElfW(Addr) value)
+{
+    return (const void *)(value < info->dlpi_addr ? info->dlpi_addr + value : value);
+}
+
+static int search_object(struct dl_phdr_info *info, size_t size, void *what)
+{
+    struct search *search = what;
+    const ElfW(Dyn) *dynamic = NULL;
+    const ElfW(Sym) *symbols = NULL;
+    const char *strings = NULL;
+    const uint32_t *table = NULL;
+    static const char own = 0;
+
+    (void)size;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *header = &info->dlpi_phdr[i];
+        uintptr_t start = info->dlpi_addr + header->p_vaddr;
+        if (header->p_type == PT_LOAD && (uintptr_t)&own >= start && (uintptr_t)&own < start + header->p_memsz)
+            return 0;
+        if (header->p_type == PT_DYNAMIC)
+            dynamic = (const void *)start;
+    }
+    for (; dynamic != NULL && dynamic->d_tag != DT_NULL; dynamic++) {
+        if (dynamic->d_tag == DT_SYMTAB)
+            symbols = address_in(info, dynamic->d_un.d_ptr);
+        if (dynamic->d_tag == DT_STRTAB)
+            strings = address_in(info, dynamic->d_un.d_ptr);
+        if (dynamic->d_tag == DT_GNU_HASH)
+            table = address_in(info, dynamic->d_un.d_ptr);
+    }
+    if (symbols == NULL || strings == NULL || table == NULL || table[0] == 0)
+        return 0;
+    uint32_t bucket_count = table[0], first = table[1], bloom_size = table[2];
+    const uint32_t *buckets = (const uint32_t *)((const ElfW(Addr) *)(table + 4) + bloom_size);
+    const uint32_t *chain = buckets + bucket_count;
+    uint32_t at = buckets[search->hash % bucket_count];
+    for (bool last = at < first; !last; at++) {
+        uint32_t hash = chain[at - first];
+        const ElfW(Sym) *symbol = &symbols[at];
+        if ((hash | 1) == (search->hash | 1) && symbol->st_shndx != SHN_UNDEF && symbol->st_value != 0 &&
+            ELF64_ST_TYPE(symbol->st_info) == STT_FUNC && strcmp(strings + symbol->st_name, search->name) == 0) {
+            search->found = (void *)(info->dlpi_addr + symbol->st_value);
+            return 1;
+        }
+        last = (hash & 1) != 0;
+    }
+    return 0;
+}
+
+/* dlsym() itself cannot be asked for them: that would be the shim's. */
+static void *search_for(const char *name)
+{
+    struct search search = {name, gnu_hash(name), NULL};
+
+    dl_iterate_phdr(search_object, &search);
+    if (search.found == NULL) {
+        fprintf(stderr, "ndpy faults: this C library has no %s() that can be found\n", name);
+        abort();
+    }
+    return search.found;
+}
+
+dlsym_function *real_dlsym(void)
+{
+    static void *_Atomic function;
+    void *known = atomic_load_explicit(&function, memory_order_relaxed);
+
+    if (known == NULL)
+        atomic_store(&function, known = search_for("dlsym"));
+    return (dlsym_function *)known;
+}
+
+dlvsym_function *real_dlvsym(void)
+{
+    static void *_Atomic function;
+    void *known = atomic_load_explicit(&function, memory_order_relaxed);
+
+    if (known == NULL)
+        atomic_store(&function, known = search_for("dlvsym"));
+    return (dlvsym_function *)known;
+}
+
+/* ---- Libraries ---- */
+
+static void *base_of(const void *function)
+{
+    Dl_info info;
+
+    return function != NULL && dladdr(function, &info) != 0 ? info.dli_fbase : NULL;
+}
+
+static void *handle_of(const void *function)
+{
+    Dl_info info;
+
+    if (dladdr(function, &info) == 0 || info.dli_fname == NULL)
+        return NULL;
+    return dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+}
+
+/* The library that the program is linked with. Without one, the function was found in the shim itself, by a program
+ * that looked for it everywhere, or the library is one that was opened only for the one that calls. */
+static void *find_linked(enum name_index index)
+{
+    bool of_rdmacm = names[index].of_rdmacm;
+    void *found = real_dlsym()(RTLD_NEXT, names[index].name);
+
+    if (found != NULL)
+        return found;
+    void *handle = atomic_load(&handles[0][of_rdmacm]);
+    if (handle == NULL)
+        handle = dlopen(file_names[of_rdmacm], RTLD_NOW | RTLD_NOLOAD);
+    if (handle == NULL)
+        handle = dlopen(file_names[of_rdmacm], RTLD_NOW);
+    if (handle == NULL)
+        return NULL;
+    atomic_store(&handles[0][of_rdmacm], handle);
+    return real_dlsym()(handle, names[index].name);
+}
+
+static void *find_function(unsigned library, enum name_index index)
+{
+    void *handle = library == 0 ? NULL : atomic_load(&handles[library][names[index].of_rdmacm]);
+    void *found = handle != NULL ? real_dlsym()(handle, names[index].name) : NULL;
+
+    /* librdmacm that was opened alone still calls libibverbs. */
+    return found != NULL ? found : find_linked(index);
+}
+
+void *library_function(unsigned library, enum name_index index)
+{
+    void *function = atomic_load_explicit(&functions[library][index], memory_order_acquire);
+
+    if (function == NULL) {
+        function = find_function(library, index);
+        if (function == NULL) {
+            fprintf(stderr, "ndpy faults: the libraries of verbs have no %s()\n", names[index].name);
+            abort();
+        }
+        atomic_store(&functions[library][index], function);
+        if (library == 0)
+            atomic_store(&bases[0][names[index].of_rdmacm], base_of(function));
+    }
+    return function;
+}
+
+void *library_replacement(void *handle, const char *name, void *found)
+{
+    static const char own = 0;
+    unsigned index = 0;
+
+    while (index < NAME_COUNT && strcmp(names[index].name, name) != 0)
+        index++;
+    if (found == NULL || index == NAME_COUNT)
+        return found;
+    void *base = base_of(found);
+    bool of_rdmacm = names[index].of_rdmacm;
+    /* Found everywhere: the libraries may lack it. */
+    if (base == base_of(&own))
+        return find_linked(index) != NULL ? found : NULL;
+    (void)handle;
+    for (unsigned library = 0; library < MAX_LIBRARIES; library++) {
+        void *expected = NULL;
+        bool is_new = library > 0 && atomic_compare_exchange_strong(&bases[library][of_rdmacm], &expected, base);
+        if (!is_new && atomic_load(&bases[library][of_rdmacm]) != base)
+            continue;
+        if (is_new)
+            atomic_store(&handles[library][of_rdmacm], handle_of(found));
+        atomic_store(&functions[library][index], found);
+        return library_stand_in(library, index);
+    }
+    return found;
+}

@@ -1,0 +1,229 @@
+/* What the shim knows of a program's objects.
+ *
+ * One lock protects everything here. Calls that may wait for other threads of the program are made without it. A
+ * program's own structures stay where the libraries made them. Only functions and descriptors in them are replaced.
+ *
+ * Requests. Each request that reaches the adapter has the number of a record as its wr_id, and is signaled. Its
+ * completion leads back to the record, so the shim knows which requests of a queue have ended, also those that the
+ * program did not want to hear of. Completions go through the list of the record's queue, where those that come late
+ * hold up those behind them, into the list of the completion queue, from which the program takes them.
+ *
+ * Events. The program's descriptors are eventfds of the shim. Only the shim's thread (thread.c) reads those of the
+ * libraries.
+ */
+#ifndef SHIM_SHIM_H
+#define SHIM_SHIM_H
+
+#include "calls.h"
+#include "scenario.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define EXPORT              __attribute__((visibility("default")))
+#define COUNT_OF(array)     (sizeof(array) / sizeof *(array))
+#define NEVER               UINT64_MAX
+#define REQUEST_KINDS_LATER (~FAULT_BIT(FAULT_LATE_RECEIVE))
+
+/* ---- Objects ---- */
+
+enum object_kind { OBJECT_CONTEXT, OBJECT_CHANNEL, OBJECT_CQ, OBJECT_QP };
+
+/* Found by the address of the program's structure. */
+struct object {
+    struct object *next;
+    enum object_kind kind;
+    const void *key;
+};
+
+struct context {
+    struct object object; /* first */
+    struct ibv_context *ibv;
+    unsigned library;
+    struct ibv_context_ops ops; /* those of the library */
+    struct ibv_cq_ex *(*create_cq_ex)(struct ibv_context *, struct ibv_cq_init_attr_ex *);
+    struct ibv_qp *(*create_qp_ex)(struct ibv_context *, struct ibv_qp_init_attr_ex *);
+    struct ibv_srq *(*create_srq_ex)(struct ibv_context *, struct ibv_srq_init_attr_ex *);
+    struct ibv_mr *(*reg_dm_mr)(struct ibv_pd *, struct ibv_dm *, uint64_t, size_t, unsigned);
+    struct ibv_mr *(*alloc_null_mr)(struct ibv_pd *);
+    int (*query_port)(struct ibv_context *, uint8_t, struct ibv_port_attr *, size_t);
+    int real_fd;                /* of asynchronous events */
+    int fd;                     /* the program's, -1: none */
+    struct async_event *events; /* oldest first */
+    bool port_down, gone;
+};
+
+struct async_event {
+    struct async_event *next;
+    struct ibv_async_event ibv;
+    bool made; /* by the shim */
+};
+
+struct channel {
+    struct object object; /* first */
+    struct ibv_comp_channel *ibv;
+    struct context *context;
+    int real_fd, fd;
+    struct channel_event *first, **last;
+};
+
+struct channel_event {
+    struct channel_event *next;
+    struct cq *cq;
+};
+
+/* What is known of a completion. The last members are those of an extended queue. */
+struct completion {
+    struct completion *next;
+    struct ibv_wc wc;
+    uint64_t timestamp, wallclock_ns;
+    struct ibv_wc_tm_info tag;
+    uint32_t flow_tag;
+    uint16_t vlan;
+};
+
+enum arming { NOT_ARMED, ARMED, ARMED_SOLICITED };
+
+struct cq {
+    struct object object; /* first */
+    struct ibv_cq *ibv;
+    struct context *context;
+    struct channel *channel;          /* NULL: none */
+    struct completion *first, **last; /* what the program can take */
+    enum arming armed;                /* by the program */
+    bool news, quiet;                 /* since then there was a completion; one without an event */
+    uint32_t events_given;            /* and not acknowledged */
+    bool failed;
+    uint32_t slots;             /* of its queue pairs' queues */
+    struct ibv_cq_ex *extended; /* NULL: a plain queue */
+    struct ibv_cq_ex real;      /* its functions */
+    struct completion *current; /* between start_poll() and end_poll() */
+};
+
+/* The requests of a queue pair's send queue, or its receives that have completed, oldest first. */
+struct queue {
+    struct record *first, **last;
+};
+
+struct qp {
+    struct object object; /* first */
+    struct ibv_qp *ibv;
+    struct context *context;
+    struct cq *send_cq, *recv_cq;
+    uint32_t number; /* by order of creation in the process, from 1 */
+    bool all_signaled;
+    bool failing; /* a request has failed or will, so later ones do not reach the adapter */
+    bool failed;  /* the real queue pair was moved to the error state */
+    uint64_t sent, lose_after;
+    struct queue sends, receives;
+    uint32_t async_given;
+    struct ibv_qp_ex *extended; /* NULL: none */
+    struct ibv_qp_ex real;      /* its functions */
+    struct batch *batch;        /* between wr_start() and wr_complete() */
+    struct late_receive *late;  /* receives that the adapter does not have yet */
+};
+
+struct record {
+    struct record *next;
+    uint64_t id;    /* the wr_id that the adapter has */
+    uint64_t wr_id; /* the program's */
+    struct qp *qp;  /* NULL: gone, or of a shared receive queue */
+    struct cq *cq;  /* NULL: not known yet */
+    enum fault_operation operation;
+    bool visible; /* the program wants to hear of its success */
+    bool absent;  /* it never reached the adapter */
+    bool of_srq, in_use;
+    enum ibv_wc_opcode wc_opcode;
+    bool done, silent;
+    uint64_t due_ns; /* not before */
+    uint64_t delay_ms;
+    enum ibv_wc_status status; /* that it will have. IBV_WC_SUCCESS: what the adapter says */
+    struct completion *completion;
+};
+
+struct late_receive {
+    struct late_receive *next;
+    struct record *record;
+    uint64_t due_ns;
+    struct ibv_recv_wr wr;
+    struct ibv_sge sges[];
+};
+
+/* executor.c */
+extern struct scenario *scenario;
+/* Reads the scenario at the first call. False: it cannot be used. */
+bool scenario_usable(void);
+extern _Thread_local const void *caller; /* of the function of verbs that runs */
+extern _Thread_local unsigned inside;    /* calls of librdmacm's functions, which call others of verbs themselves */
+/* Counts the call. Returns the errno with which it is to fail, or 0. Waits if it is slow. */
+int call_fault(enum fault_call call, const struct qp *qp, uint64_t live);
+/* The same with the lock, which it gives up while it waits. */
+int call_fault_locked(enum fault_call call, const struct qp *qp, uint64_t live);
+const struct fault *request_fault(struct qp *qp, enum fault_operation operation, unsigned kinds, bool again,
+                                  uint64_t size, const void *content, size_t content_size);
+bool has_request_faults(void);
+uint64_t now_ns(void);
+
+/* objects.c. With the lock. */
+extern pthread_mutex_t shim_lock;
+void lock(void);
+void unlock(void);
+struct object *object_find(enum object_kind kind, const void *key);
+/* Takes it in, if it is new. NULL without memory, or if the shim has nothing to do with it. */
+struct context *context_of(unsigned library, struct ibv_context *ibv);
+struct channel *channel_of(struct ibv_comp_channel *ibv);
+struct cq *cq_of(struct ibv_cq *ibv);
+struct qp *qp_of(struct ibv_qp *ibv);
+/* Before the library destroys it: puts back what was replaced. */
+void context_forget(struct context *context);
+void channel_forget(struct channel *channel);
+void cq_forget(struct cq *cq);
+void qp_forget(struct qp *qp);
+struct qp *qp_numbered(const struct context *context, uint32_t qp_num);
+void each_object(enum object_kind kind, void (*act)(struct object *, void *), void *what);
+enum live { LIVE_PD, LIVE_MR, LIVE_MW, LIVE_CHANNEL, LIVE_CQ, LIVE_SRQ, LIVE_QP, LIVE_AH, LIVE_ID, LIVE_KINDS };
+extern _Atomic int64_t live[LIVE_KINDS];
+
+/* requests.c. With the lock. */
+struct record *record_new(void);
+struct record *record_find(uint64_t id);
+void record_free(struct record *record);
+void records_of_cq_free(const struct cq *cq);
+void records_of_qp_orphan(const struct qp *qp);
+void queue_add(struct queue *queue, struct record *record);
+void queue_free(struct queue *queue);
+/* Passes on what has ended and is due. */
+void queue_deliver(struct qp *qp, struct queue *queue);
+/* Takes from the library what is there. */
+void cq_drain(struct cq *cq);
+/* The library raised an event of this queue. */
+void cq_on_event(struct cq *cq);
+void qp_fail(struct qp *qp);
+enum fault_operation operation_of(enum ibv_wr_opcode opcode);
+/* A request that the program posts. The record says whether it reaches the adapter (absent). NULL without memory. */
+struct record *send_record(struct qp *qp, uint64_t wr_id, bool signaled, enum fault_operation operation, uint64_t size,
+                           const void *content, size_t content_size);
+/* Posts late receives and passes on late completions. Returns when the next is due, or NEVER. */
+uint64_t requests_on_time(void);
+extern const struct ibv_context_ops request_ops[MAX_LIBRARIES];
+
+/* extended.c: what stands in for functions of struct verbs_context */
+extern const struct verbs_context extended_stand_ins;
+void extended_cq_take(struct cq *cq);
+void extended_cq_give(struct cq *cq);
+int extended_cq_poll(struct cq *cq, struct completion *out);
+void extended_qp_take(struct qp *qp, struct ibv_qp_ex *ex);
+void extended_qp_give(struct qp *qp);
+
+/* thread.c. With the lock. */
+bool thread_watch(int fd, struct object *object);
+void thread_unwatch(int fd);
+void thread_wake(void);
+void thread_forget(void); /* in a forked child */
+void channel_raise(struct channel *channel, struct cq *cq);
+void async_raise(struct context *context, enum ibv_event_type type, void *element);
+
+#endif
