@@ -11,7 +11,7 @@ import pytest
 from kit.programs import built
 
 from ndpy.platforms.verbs import softverbs
-from ndpy.tools.cli.soft import environment
+from ndpy.platforms.verbs.softverbs import environment
 
 PROGRAMS = Path(__file__).with_name("programs")
 SKIPPED = 77

@@ -11,7 +11,7 @@ from kit.deadlines import patient
 from kit.programs import built
 
 from ndpy.platforms.verbs import softverbs
-from ndpy.tools.cli.soft import environment
+from ndpy.platforms.verbs.softverbs import environment
 
 
 def test_memory_serves_neither_another_domain_nor_another_queue_pair_nor_a_key_of_the_other_kind():
