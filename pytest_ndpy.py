@@ -17,11 +17,22 @@ if TYPE_CHECKING:
     import ndpy
     from ndpy import aio
     from ndpy.testing import Pair, Peer
+    from ndpy.testing.faulty import Faults
     from ndpy.testing.leaks import Watch
 
 _WHERE = ("soft", "here", "vm", "none")
-_FIXTURES = ("rdma_adapter_name", "rdma_adapter", "rdma_pair", "rdma_peer", "rdma_cache", "rdma_server", "rdma_env")
+_FIXTURES = (
+    "rdma_adapter_name",
+    "rdma_adapter",
+    "rdma_pair",
+    "rdma_peer",
+    "rdma_cache",
+    "rdma_server",
+    "rdma_env",
+    "rdma_faults",
+)
 _watch = pytest.StashKey["Watch"]()
+_faults = pytest.StashKey["Faults"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -109,6 +120,9 @@ def pytest_runtest_makereport(
 
         # The objects are still there: fixtures close them afterwards.
         report.sections.append(("what was outstanding", outstanding()))
+    if call.when == "call" and _faults in item.stash:
+        report.sections.append(("faults", str(item.stash[_faults].report())))
+        item.stash[_faults].failed = report.failed
     return report
 
 
@@ -214,3 +228,20 @@ def rdma_env(rdma_adapter_name: str) -> dict[str, str]:
     from ndpy.testing import session
 
     return session.environment(rdma_adapter_name)
+
+
+@pytest.fixture
+def rdma_faults(request: pytest.FixtureRequest, rdma_adapter_name: str, rdma_env: dict[str, str]) -> Iterator[Faults]:
+    """`adapter = rdma_faults(Fault("status", operation="send", nth=3, status="RETRY_EXC_ERR"))` opens an adapter with
+    faults of ndpy.faults, for one test.
+
+    What the test opens later, and the peers and programs that it starts, have the faults too. An adapter that was open
+    before, such as rdma_adapter, has none but those of calls of the connection manager. The report of a test says which
+    faults fired, and where. A test that ends well while one has never fired fails, unless allow_unfired=True was given.
+    Needs --rdma soft, and is skipped elsewhere.
+    """
+    from ndpy.testing.faulty import Faults
+
+    with Faults(rdma_adapter_name, rdma_env) as faults:
+        request.node.stash[_faults] = faults
+        yield faults

@@ -38,8 +38,7 @@ class Injection:
         scenario.check_for(executor)
         self._scenario = scenario
         self._executor = executor
-        shim = softverbs.folder() / SHIM
-        if executor == "shim" and not shim.is_file():
+        if executor == "shim" and not (shim := softverbs.folder() / SHIM).is_file():
             raise ProviderNotFoundError(f"this installation has no shim: there is no {shim}")
         self._folder = Path(tempfile.mkdtemp(prefix="ndpy-faults-"))
         self._report = self._folder / "report"

@@ -1,0 +1,82 @@
+"""Adapters with faults, for one test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from types import TracebackType
+
+import pytest
+
+import ndpy
+from ndpy.faults import Fault, Report, Scenario
+from ndpy.faults.injection import VARIABLE, Injection
+from ndpy.testing import session
+
+_SOFTWARE = ("soft0", "softnd0")
+
+
+class Faults:
+    """What the fixture rdma_faults is: call it once, before anything that should have the faults.
+
+    Attributes:
+        failed: whether the test has failed, so that a fault that never fired says nothing more.
+    """
+
+    def __init__(self, adapter_name: str, environment: dict[str, str]) -> None:
+        self._adapter_name = adapter_name
+        self.failed = False
+        if adapter_name not in _SOFTWARE:
+            pytest.skip(f"{adapter_name} has no faults: they are made by the software adapter of --rdma soft")
+        self._environment = environment
+        self._injection: Injection | None = None
+        self._stack = contextlib.ExitStack()
+        self._allow_unfired = False
+
+    def __call__(self, *faults: Fault, seed: int = 0, allow_unfired: bool = False) -> ndpy.Adapter:
+        """Return an adapter with these faults, open until the test ends.
+
+        Those that are opened later in the test, and the programs and peers that it starts, have them too. Each process
+        counts for itself.
+
+        Parameters:
+            faults: of a scenario.
+            seed: its seed.
+            allow_unfired: whether the test may end before each of them has fired.
+        Raises:
+            ScenarioError: the adapter cannot have such a fault.
+        """
+        if self._injection is not None:
+            raise RuntimeError("a test has one scenario: give all faults to one call of rdma_faults()")
+        self._allow_unfired = allow_unfired
+        self._injection = self._stack.enter_context(Injection(Scenario(faults, seed), "engine"))
+        path = str(self._injection.path)
+        # Adapters look for it when they are opened.
+        self._stack.callback(_set, os.environ.get(VARIABLE))
+        _set(path)
+        self._environment[VARIABLE] = path
+        return self._stack.enter_context(session.closing(ndpy.open_adapter(self._adapter_name)))
+
+    def report(self) -> Report:
+        """What has fired until now."""
+        if self._injection is None:
+            return Report(Scenario(), ())
+        return self._injection.report()
+
+    def __enter__(self) -> Faults:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        report = self.report()
+        self._stack.close()
+        if report.never and not self._allow_unfired and not self.failed:
+            pytest.fail(str(report), pytrace=False)
+
+
+def _set(path: str | None) -> None:
+    if path is None:
+        os.environ.pop(VARIABLE, None)
+    else:
+        os.environ[VARIABLE] = path
