@@ -197,7 +197,7 @@ def sweep(
     \b
       succeeded    PROGRAM ended with status 0.
       failed       It ended with another status, as a program may that says what is wrong.
-      leaked       It left a process behind, or ended with status 0 and did not release objects of soft0.
+      leaked       It left a process behind, or ended with status 0 and left more objects of soft0 than without a fault.
       lost data    It has told so (--lost-data, --lost-data-status).
       hung         It did not end within the deadline.
       crashed      A signal ended it.

@@ -109,6 +109,8 @@ class Sweep:
     places: list[Passages] = field(default_factory=list)
     #: The faults that the bounds left out.
     left_out: int = 0
+    # What the program leaves without a fault, by kind of object.
+    _usual: Counter[str] = field(default_factory=Counter)
 
     def run(self) -> None:
         """Run the program without a fault, and then with each that is chosen. Ctrl-C leaves what there is until then.
@@ -140,8 +142,7 @@ class Sweep:
 
     def _count(self) -> Ended:
         with Injection(Scenario(), self.executor, counting=True) as injection:
-            environment = injection.environment()
-            ended = run_until(self.words, environment, self.limits.deadline_s or self.limits.seconds)
+            ended, self._usual = self._run(injection, self.limits.deadline_s or self.limits.seconds)
             self.places = injection.counts()
         if ended.status is None:
             raise BadStart(f"without a fault, {self.words[0]} does not end within {ended.seconds:.0f} s")
@@ -152,16 +153,19 @@ class Sweep:
         return ended
 
     def _with(self, fault: Fault, deadline_s: float) -> Run:
-        with Injection(Scenario([fault]), self.executor) as injection, tempfile.TemporaryDirectory() as folder:
-            statistics = Path(folder, "statistics")
-            environment = {
-                **injection.environment(),
-                "SOFTVERBS_STATISTICS": str(statistics),
-            }
-            ended = run_until(self.words, environment, deadline_s)
+        with Injection(Scenario([fault]), self.executor) as injection:
+            ended, objects = self._run(injection, deadline_s)
             report = injection.report()
-            leaked = (*ended.left, *_leaked_objects(statistics))
+        leaked = (*ended.left, *(f"{count} of {kind}" for kind, count in (objects - self._usual).items()))
         return Run(fault, self._outcome(ended, report, leaked), ended, report, leaked)
+
+    def _run(self, injection: Injection, deadline_s: float) -> tuple[Ended, Counter[str]]:
+        """Run the program. Returns how it ended, and how many objects of each kind its processes did not release."""
+        with tempfile.TemporaryDirectory() as folder:
+            statistics = Path(folder, "statistics")
+            environment = {**injection.environment(), "SOFTVERBS_STATISTICS": str(statistics)}
+            ended = run_until(self.words, environment, deadline_s)
+            return ended, _leaked_objects(statistics)
 
     def _outcome(self, ended: Ended, report: Report, leaked: Sequence[str]) -> str:
         if ended.status is None:
@@ -209,14 +213,14 @@ class Sweep:
         }
 
 
-def _leaked_objects(statistics: Path) -> list[str]:
-    """What soft0 says of objects that a process has not released."""
-    if not statistics.exists():
-        return []
-    found = re.findall(
-        r"^(.+): \d+ created, ([1-9]\d*) leaked$", statistics.read_text("utf-8", "replace"), re.MULTILINE
-    )
-    return [f"{count} of {kind}" for kind, count in found]
+def _leaked_objects(statistics: Path) -> Counter[str]:
+    """What soft0 says of objects that the processes have not released."""
+    found: Counter[str] = Counter()
+    if statistics.exists():
+        text = statistics.read_text("utf-8", "replace")
+        for kind, count in re.findall(r"^(.+): \d+ created, (\d+) leaked$", text, re.MULTILINE):
+            found[kind] += int(count)
+    return found
 
 
 def _progress(total: int) -> Progress:
