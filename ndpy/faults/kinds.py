@@ -219,7 +219,7 @@ KINDS = (
     Kind(
         "request", "late_receive", "the receive is there for the peer only ms after it was posted",
         "as usual; the sender is told that the receiver is not ready, and tries again", "IBTA vol. 1, 9.7.5.2.8; "
-        "ibv_modify_qp(3), rnr_retry", executors=_ENGINE, values=("ms",),
+        "ibv_modify_qp(3), rnr_retry", values=("ms",),
     ),
     # ---- messages ----
     Kind(

@@ -422,7 +422,8 @@ static int stand_in_ibv_modify_qp(unsigned library, struct ibv_qp *ibv, struct i
     if (qp != NULL && attributes->qp_state == IBV_QPS_RESET) {
         queue_free(&qp->sends);
         queue_free(&qp->receives);
-        qp->failing = qp->failed = false;
+        qp->failing = qp->failed = qp->ends = false;
+        qp->sends.failed = qp->receives.failed = false;
     }
     unlock();
     return 0;
@@ -471,6 +472,7 @@ static struct rdma_event_channel *stand_in_rdma_create_event_channel(unsigned li
 
 static void stand_in_rdma_destroy_event_channel(unsigned library, struct rdma_event_channel *channel)
 {
+    connections_of_channel_end(library, channel);
     REAL(library, rdma_destroy_event_channel)(channel);
 }
 
@@ -482,6 +484,20 @@ static void stand_in_rdma_destroy_event_channel(unsigned library, struct rdma_ev
         result;              \
     })
 
+static void note_id(unsigned library, struct rdma_cm_id *id, bool waits)
+{
+    lock();
+    identifier_take(library, id, waits);
+    unlock();
+}
+
+static void forget_id(struct rdma_cm_id *id)
+{
+    lock();
+    identifier_forget(id);
+    unlock();
+}
+
 static int stand_in_rdma_create_id(unsigned library, struct rdma_event_channel *channel, struct rdma_cm_id **id,
                                    void *context, enum rdma_port_space space)
 {
@@ -490,6 +506,8 @@ static int stand_in_rdma_create_id(unsigned library, struct rdma_event_channel *
     if (error != 0)
         return minus_with(error);
     int result = INSIDE(REAL(library, rdma_create_id)(channel, id, context, space));
+    if (result == 0)
+        note_id(library, *id, channel == NULL);
     live[LIVE_ID] += result == 0;
     return result;
 }
@@ -524,6 +542,7 @@ static void take_of_id(unsigned library, struct rdma_cm_id *id)
 
 static int stand_in_rdma_destroy_id(unsigned library, struct rdma_cm_id *id)
 {
+    forget_id(id);
     int result = INSIDE(REAL(library, rdma_destroy_id)(id));
 
     live[LIVE_ID] -= result == 0;
@@ -538,8 +557,10 @@ static int stand_in_rdma_create_ep(unsigned library, struct rdma_cm_id **id, str
     if (error != 0)
         return minus_with(error);
     int result = INSIDE(REAL(library, rdma_create_ep)(id, info, pd, attributes));
-    if (result == 0)
+    if (result == 0) {
+        note_id(library, *id, true);
         take_of_id(library, *id);
+    }
     live[LIVE_ID] += result == 0;
     return result;
 }
@@ -547,17 +568,34 @@ static int stand_in_rdma_create_ep(unsigned library, struct rdma_cm_id **id, str
 static void stand_in_rdma_destroy_ep(unsigned library, struct rdma_cm_id *id)
 {
     forget_of_id(id);
+    forget_id(id);
     inside++;
     REAL(library, rdma_destroy_ep)(id);
     inside--;
     live[LIVE_ID]--;
 }
 
+static void connection_parameters(struct rdma_cm_id *id, const struct rdma_conn_param *parameters)
+{
+    lock();
+    identifier_uses(id, parameters);
+    unlock();
+}
+
+/* Counted for its queue pair. */
+static int fault_with(enum fault_call call, struct rdma_cm_id *id)
+{
+    lock();
+    int error = call_fault_locked(call, identifier_qp(id), 0);
+    unlock();
+    return error;
+}
+
 /* Calls that have nothing to them but their faults. The identifier may have a context afterwards. */
 #define PLAIN(name, call, identifier, parameters, ...)         \
     static int stand_in_##name parameters                      \
     {                                                          \
-        int error = call_fault(call, NULL, 0);                 \
+        int error = fault_with(call, identifier);              \
                                                                \
         if (error != 0)                                        \
             return minus_with(error);                          \
@@ -574,14 +612,51 @@ PLAIN(rdma_resolve_addr, PLACE_CALL_RDMA_RESOLVE_ADDR, id,
 PLAIN(rdma_resolve_route, PLACE_CALL_RDMA_RESOLVE_ROUTE, id, (unsigned library, struct rdma_cm_id *id, int timeout_ms),
       id, timeout_ms)
 PLAIN(rdma_listen, PLACE_CALL_RDMA_LISTEN, id, (unsigned library, struct rdma_cm_id *id, int backlog), id, backlog)
-PLAIN(rdma_get_request, PLACE_CALL_RDMA_GET_REQUEST, *id,
-      (unsigned library, struct rdma_cm_id *listener, struct rdma_cm_id **id), listener, id)
-PLAIN(rdma_connect, PLACE_CALL_RDMA_CONNECT, id,
-      (unsigned library, struct rdma_cm_id *id, struct rdma_conn_param *parameters), id, parameters)
-PLAIN(rdma_accept, PLACE_CALL_RDMA_ACCEPT, id,
-      (unsigned library, struct rdma_cm_id *id, struct rdma_conn_param *parameters), id, parameters)
 PLAIN(rdma_reject, PLACE_CALL_RDMA_REJECT, id,
       (unsigned library, struct rdma_cm_id *id, const void *data, uint8_t size), id, data, size)
+
+static int stand_in_rdma_get_request(unsigned library, struct rdma_cm_id *listener, struct rdma_cm_id **id)
+{
+    int error = fault_with(PLACE_CALL_RDMA_GET_REQUEST, listener);
+
+    if (error != 0)
+        return minus_with(error);
+    int result = INSIDE(REAL(library, rdma_get_request)(listener, id));
+    if (result == 0) {
+        note_id(library, *id, true);
+        take_of_id(library, *id);
+    }
+    return result;
+}
+
+static int stand_in_rdma_connect(unsigned library, struct rdma_cm_id *id, struct rdma_conn_param *parameters)
+{
+    connection_parameters(id, parameters);
+    int error = fault_with(PLACE_CALL_RDMA_CONNECT, id), result;
+
+    if (error != 0)
+        return minus_with(error);
+    if (connection_fails(library, id, &result))
+        return result;
+    result = INSIDE(REAL(library, rdma_connect)(id, parameters));
+    if (result == 0)
+        take_of_id(library, id);
+    return result;
+}
+
+static int stand_in_rdma_accept(unsigned library, struct rdma_cm_id *id, struct rdma_conn_param *parameters)
+{
+    connection_parameters(id, parameters);
+    int error = fault_with(PLACE_CALL_RDMA_ACCEPT, id);
+
+    if (error != 0)
+        return minus_with(error);
+    connection_accepted(id);
+    int result = INSIDE(REAL(library, rdma_accept)(id, parameters));
+    if (result == 0)
+        take_of_id(library, id);
+    return result;
+}
 
 /* The real call makes the queue pair by ibv_create_qp(), or softverbs in its own way. */
 static int create_qp_fault(void)
@@ -641,14 +716,14 @@ static void stand_in_rdma_destroy_qp(unsigned library, struct rdma_cm_id *id)
 
 static int stand_in_rdma_disconnect(unsigned library, struct rdma_cm_id *id)
 {
-    int error = call_fault(PLACE_CALL_RDMA_DISCONNECT, NULL, 0);
+    int error = fault_with(PLACE_CALL_RDMA_DISCONNECT, id);
 
     if (error != 0)
         return minus_with(error);
     int result = INSIDE(REAL(library, rdma_disconnect)(id));
     lock();
-    struct qp *qp = id->qp != NULL ? (struct qp *)object_find(OBJECT_QP, id->qp) : NULL;
-    if (result == 0 && qp != NULL)
+    struct qp *qp = identifier_qp(id);
+    if (result == 0 && qp != NULL && id->qp != NULL)
         in_error_state(qp);
     unlock();
     return result;
@@ -661,15 +736,24 @@ static int stand_in_rdma_get_cm_event(unsigned library, struct rdma_event_channe
 
     if (error != 0)
         return minus_with(error);
-    int result = INSIDE(REAL(library, rdma_get_cm_event)(channel, event));
-    if (result == 0)
-        take_of_id(library, (*event)->id);
-    return result;
+    struct rdma_cm_event *given = NULL;
+    while (given == NULL) {
+        if (INSIDE(REAL(library, rdma_get_cm_event)(channel, event)) != 0)
+            return -1;
+        given = connection_event(library, *event);
+    }
+    *event = given;
+    if (given->event == RDMA_CM_EVENT_CONNECT_REQUEST)
+        note_id(library, given->id, false);
+    take_of_id(library, given->id);
+    if (given->event == RDMA_CM_EVENT_ESTABLISHED)
+        connection_begins(given->id);
+    return 0;
 }
 
 static int stand_in_rdma_ack_cm_event(unsigned library, struct rdma_cm_event *event)
 {
-    return REAL(library, rdma_ack_cm_event)(event);
+    return connection_acknowledged(event) ? 0 : REAL(library, rdma_ack_cm_event)(event);
 }
 
 /* ---- The names that programs see ---- */

@@ -43,6 +43,20 @@ static bool can(const struct fault *fault)
     case FAULT_HOLD:
     case FAULT_LATE_RECEIVE:
         return fault->at == AT_REQUEST;
+    case FAULT_CORRUPT:
+    case FAULT_REFUSE:
+    case FAULT_TIME_OUT:
+    case FAULT_REJECT:
+    case FAULT_DISCONNECT:
+    case FAULT_PORT_DOWN:
+    case FAULT_PORT_UP:
+    case FAULT_GID_CHANGE:
+    case FAULT_QUEUE_PAIR_FATAL:
+    case FAULT_COMPLETION_QUEUE_ERROR:
+    case FAULT_REMOVE:
+    case FAULT_PATH_MIGRATED:
+    case FAULT_FULL_EVENT_QUEUE:
+        return true;
     default:
         return false;
     }
@@ -92,6 +106,23 @@ static const struct fault *fault_of_call(enum fault_call call, const struct qp *
     return inside == 0 && scenario_usable() ? scenario_at(scenario, &place) : NULL;
 }
 
+/* What a program can do after the adapter has gone: take what has happened, and give back what it has. */
+static bool outlives(enum fault_call call)
+{
+    switch (call) {
+    case PLACE_CALL_DEREG_MR:
+    case PLACE_CALL_POLL_CQ:
+    case PLACE_CALL_GET_CQ_EVENT:
+    case PLACE_CALL_GET_ASYNC_EVENT:
+    case PLACE_CALL_QUERY_PORT:
+    case PLACE_CALL_RDMA_GET_CM_EVENT:
+    case PLACE_CALL_RDMA_DISCONNECT:
+        return true;
+    default:
+        return false;
+    }
+}
+
 static int errno_of(const struct fault *fault)
 {
     if (fault->kind == FAULT_SLOW)
@@ -103,6 +134,8 @@ int call_fault(enum fault_call call, const struct qp *qp, uint64_t count)
 {
     const struct fault *fault = fault_of_call(call, qp, count);
 
+    if (inside == 0 && adapter_gone() && !outlives(call))
+        return EIO;
     if (fault == NULL)
         return 0;
     if (fault->kind == FAULT_SLOW)
@@ -114,6 +147,8 @@ int call_fault_locked(enum fault_call call, const struct qp *qp, uint64_t count)
 {
     const struct fault *fault = fault_of_call(call, qp, count);
 
+    if (inside == 0 && adapter_gone() && !outlives(call))
+        return EIO;
     if (fault == NULL)
         return 0;
     if (fault->kind == FAULT_SLOW) {
@@ -140,6 +175,24 @@ const struct fault *request_fault(struct qp *qp, enum fault_operation operation,
     };
 
     return scenario_usable() ? scenario_at(scenario, &place) : NULL;
+}
+
+const struct fault *message_fault(const struct qp *qp, enum fault_operation operation, uint64_t size,
+                                  const void *content, size_t content_size, uint64_t *random)
+{
+    const struct place place = {
+        .at = AT_MESSAGE,
+        .what = operation,
+        .queue_pair = qp->number,
+        .size = size,
+        .content = content,
+        .content_size = content_size,
+        .caller = caller,
+    };
+    const struct fault *fault = scenario_usable() ? scenario_at(scenario, &place) : NULL;
+
+    *random = fault != NULL ? scenario_random(scenario, fault, &place) : 0;
+    return fault;
 }
 
 bool has_request_faults(void)

@@ -523,7 +523,7 @@ static const void *content_of(const struct request *request, size_t *size)
 /* All or nothing, as the library's own. The records of the batch are a list until then. */
 static int complete(struct qp *qp, struct batch *batch)
 {
-    struct queue records = {NULL, &records.first};
+    struct queue records = {.first = NULL, .last = &records.first};
     uint64_t wr_id = qp->extended->wr_id;
     unsigned flags = qp->extended->wr_flags;
     bool begun = false, failing = qp->failing;
@@ -547,7 +547,23 @@ static int complete(struct qp *qp, struct batch *batch)
         if (!begun)
             qp->real.wr_start(qp->extended);
         begun = true;
+        struct ibv_sge bytes = {.addr = (uintptr_t)request->bytes, .length = (uint32_t)request->size};
+        struct ibv_sge wrong, *sges = request->sges;
+        record->bounce = message_bounce(qp, record->operation, request->is_inline ? &bytes : sges,
+                                        request->is_inline ? 1 : request->sge_count, request->is_inline);
+        if (record->bounce != NULL && request->is_inline)
+            memcpy(request->bytes, record->bounce->bytes, request->size);
+        else if (record->bounce != NULL) {
+            wrong = (struct ibv_sge){
+                .addr = (uintptr_t)record->bounce->bytes,
+                .length = record->bounce->size,
+                .lkey = record->bounce->mr->lkey,
+            };
+            request->sges = &wrong;
+            request->sge_count = 1;
+        }
         repeat(qp, request, record->id);
+        request->sges = sges;
     }
     if (begun && error == 0)
         error = qp->real.wr_complete(qp->extended);
@@ -565,7 +581,7 @@ static int complete(struct qp *qp, struct batch *batch)
         else
             queue_add(&qp->sends, record);
     }
-    queue_deliver(qp, &qp->sends);
+    after_posting(qp);
     return error;
 }
 

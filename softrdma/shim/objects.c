@@ -50,7 +50,7 @@ struct object *object_find(enum object_kind kind, const void *key)
     return object;
 }
 
-static void *object_new(enum object_kind kind, const void *key, size_t size)
+void *object_new(enum object_kind kind, const void *key, size_t size)
 {
     struct object *object = calloc(1, size);
 
@@ -63,7 +63,7 @@ static void *object_new(enum object_kind kind, const void *key, size_t size)
     return object;
 }
 
-static void object_free(struct object *object)
+void object_free(struct object *object)
 {
     struct object **at = bucket_of(object->key);
 

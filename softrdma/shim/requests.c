@@ -4,6 +4,48 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- Wrong bytes ---- */
+
+void bounce_free(struct bounce *bounce)
+{
+    if (bounce != NULL && bounce->mr != NULL)
+        REAL(bounce->library, ibv_dereg_mr)(bounce->mr);
+    free(bounce);
+}
+
+static bool carries_data(enum fault_operation operation)
+{
+    return operation == PLACE_SEND || operation == PLACE_SEND_INVALIDATE || operation == PLACE_WRITE;
+}
+
+struct bounce *message_bounce(struct qp *qp, enum fault_operation operation, const struct ibv_sge *sges, size_t count,
+                              bool is_inline)
+{
+    uint64_t size = 0, random;
+
+    for (size_t i = 0; i < count; i++)
+        size += sges[i].length;
+    if (!carries_data(operation) || size == 0 || size > UINT32_MAX)
+        return NULL;
+    if (message_fault(qp, operation, size, (const void *)(uintptr_t)sges[0].addr, sges[0].length, &random) == NULL)
+        return NULL;
+    struct bounce *bounce = malloc(sizeof *bounce + size);
+    if (bounce == NULL)
+        return NULL;
+    *bounce = (struct bounce){.library = qp->context->library, .size = (uint32_t)size};
+    for (size_t i = 0, used = 0; i < count; used += sges[i++].length)
+        memcpy(bounce->bytes + used, (const void *)(uintptr_t)sges[i].addr, sges[i].length);
+    bounce->bytes[random % size] ^= (char)(1 + (random >> 32) % 255);
+    if (!is_inline) {
+        bounce->mr = REAL(bounce->library, ibv_reg_mr)(qp->ibv->pd, bounce->bytes, size, 0);
+        if (bounce->mr == NULL) {
+            free(bounce);
+            return NULL;
+        }
+    }
+    return bounce;
+}
+
 /* ---- Records ---- */
 
 #define TAG       0x6E64ull /* the upper bits of a record's number */
@@ -51,6 +93,7 @@ void record_free(struct record *record)
     uint64_t use = (record->id >> 32 & 0xFFFF) + 1;
 
     free(record->completion);
+    bounce_free(record->bounce);
     *record = (struct record){.id = TAG << 48 | (use & 0xFFFF) << 32 | (uint32_t)record->id, .next = unused};
     unused = record;
 }
@@ -101,6 +144,8 @@ void queue_free(struct queue *queue)
         struct record *record = queue->first;
         queue->first = record->next;
         record->qp = NULL;
+        bounce_free(record->bounce);
+        record->bounce = NULL;
         if (record->absent || record->done)
             record_free(record);
     }
@@ -111,6 +156,10 @@ static void give(struct cq *cq, struct completion *completion, bool silent)
 {
     bool failed = completion->wc.status != IBV_WC_SUCCESS;
 
+    if (cq->failed) {
+        free(completion);
+        return;
+    }
     completion->next = NULL;
     *cq->last = completion;
     cq->last = &completion->next;
@@ -168,8 +217,10 @@ void queue_deliver(struct qp *qp, struct queue *queue)
         /* A connection that has ended brings back what was held. */
         if (record->due_ns > now && !qp->failed)
             return;
-        if (record->due_ns > now && record->delay_ms == FAULT_FOREVER)
-            record->completion->wc.status = IBV_WC_WR_FLUSH_ERR;
+        enum ibv_wc_status *status = &record->completion->wc.status;
+        if (*status == IBV_WC_SUCCESS && (queue->failed || (record->due_ns > now && record->held)))
+            *status = IBV_WC_WR_FLUSH_ERR;
+        queue->failed |= *status != IBV_WC_SUCCESS;
         queue->first = record->next;
         if (queue->first == NULL)
             queue->last = &queue->first;
@@ -197,7 +248,7 @@ static void receive_ended(struct cq *cq, struct qp *qp, struct record *record)
     if (fault != NULL) {
         record->silent = fault->kind == FAULT_SILENT;
         if (fault->kind == FAULT_DELAY || fault->kind == FAULT_HOLD) {
-            record->delay_ms = fault->ms;
+            record->held = fault->kind == FAULT_HOLD;
             record->due_ns = fault->ms == FAULT_FOREVER ? NEVER : now_ns() + fault->ms * 1000000;
             thread_wake();
         }
@@ -391,6 +442,10 @@ struct record *send_record(struct qp *qp, uint64_t wr_id, bool signaled, enum fa
     record->operation = operation;
     record->wc_opcode = wc_opcodes[operation];
     record->visible = signaled || qp->all_signaled;
+    adapter_at_request(qp);
+    qp->sent += size;
+    if (qp->ends && qp->sent > qp->ends_after && !qp->failing)
+        qp->failing = qp->ending = true;
     record->absent = qp->failing;
     if (qp->failing)
         return record;
@@ -400,11 +455,22 @@ struct record *send_record(struct qp *qp, uint64_t wr_id, bool signaled, enum fa
     record->silent = fault->kind == FAULT_SILENT;
     if (fault->kind == FAULT_DELAY || fault->kind == FAULT_HOLD)
         record->delay_ms = fault->ms;
+    record->held = fault->kind == FAULT_HOLD;
     if (fault->kind == FAULT_STATUS) {
         record->status = (enum ibv_wc_status)fault->status;
         record->absent = qp->failing = true;
     }
     return record;
+}
+
+void after_posting(struct qp *qp)
+{
+    if (qp->ending) {
+        qp->ending = false;
+        connection_end(qp);
+        qp->failed = true;
+    }
+    queue_deliver(qp, &qp->sends);
 }
 
 static int post_send(unsigned library, struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
@@ -436,6 +502,18 @@ static int post_send(unsigned library, struct ibv_qp *ibv, struct ibv_send_wr *w
         }
         if (!record->absent) {
             struct ibv_send_wr *refused;
+            struct ibv_sge wrong;
+            record->bounce = message_bounce(qp, record->operation, wr->sg_list, (size_t)wr->num_sge,
+                                            (wr->send_flags & IBV_SEND_INLINE) != 0);
+            if (record->bounce != NULL) {
+                wrong = (struct ibv_sge){
+                    .addr = (uintptr_t)record->bounce->bytes,
+                    .length = record->bounce->size,
+                    .lkey = record->bounce->mr != NULL ? record->bounce->mr->lkey : 0,
+                };
+                copy.sg_list = &wrong;
+                copy.num_sge = 1;
+            }
             copy.next = NULL;
             copy.wr_id = record->id;
             copy.send_flags |= IBV_SEND_SIGNALED;
@@ -450,7 +528,7 @@ static int post_send(unsigned library, struct ibv_qp *ibv, struct ibv_send_wr *w
     if (error != 0)
         *bad = wr;
     if (qp != NULL)
-        queue_deliver(qp, &qp->sends);
+        after_posting(qp);
     unlock();
     return error != 0 ? (errno = error) : 0;
 }
@@ -513,11 +591,12 @@ static int post_recv(unsigned library, struct ibv_qp *ibv, struct ibv_recv_wr *w
             error = ENOMEM;
             break;
         }
+        adapter_at_request(qp);
         uint64_t size = 0;
         for (int i = 0; i < wr->num_sge; i++)
             size += wr->sg_list[i].length;
         const struct fault *fault =
-            request_fault(qp, PLACE_RECEIVE, FAULT_BIT(FAULT_LATE_RECEIVE), false, size, NULL, 0);
+            request_fault(qp, PLACE_RECEIVE, FAULT_BIT(FAULT_LATE_RECEIVE), true, size, NULL, 0);
         /* Receives keep their order. */
         if (fault != NULL || qp->late != NULL)
             error = keep_late(qp, wr, record, fault != NULL ? fault->ms : 0);
@@ -550,6 +629,7 @@ static int post_srq_recv(unsigned library, struct ibv_srq *ibv, struct ibv_recv_
         if (error != 0)
             break;
         struct ibv_recv_wr copy = *wr, *refused;
+        adapter_at_request(NULL);
         struct record *record = receive_record(NULL, wr->wr_id);
         if (record == NULL) {
             error = ENOMEM;

@@ -30,7 +30,7 @@
 
 /* ---- Objects ---- */
 
-enum object_kind { OBJECT_CONTEXT, OBJECT_CHANNEL, OBJECT_CQ, OBJECT_QP };
+enum object_kind { OBJECT_CONTEXT, OBJECT_CHANNEL, OBJECT_CQ, OBJECT_QP, OBJECT_ID };
 
 /* Found by the address of the program's structure. */
 struct object {
@@ -106,6 +106,7 @@ struct cq {
 /* The requests of a queue pair's send queue, or its receives that have completed, oldest first. */
 struct queue {
     struct record *first, **last;
+    bool failed; /* one has failed, so those behind it are flushed */
 };
 
 struct qp {
@@ -117,7 +118,9 @@ struct qp {
     bool all_signaled;
     bool failing; /* a request has failed or will, so later ones do not reach the adapter */
     bool failed;  /* the real queue pair was moved to the error state */
-    uint64_t sent, lose_after;
+    bool ends;    /* the connection, when more bytes than that were sent */
+    bool ending;  /* after the call that posts */
+    uint64_t sent, ends_after;
     struct queue sends, receives;
     uint32_t async_given;
     struct ibv_qp_ex *extended; /* NULL: none */
@@ -137,11 +140,19 @@ struct record {
     bool absent;  /* it never reached the adapter */
     bool of_srq, in_use;
     enum ibv_wc_opcode wc_opcode;
-    bool done, silent;
+    bool done, silent, held;
     uint64_t due_ns; /* not before */
     uint64_t delay_ms;
     enum ibv_wc_status status; /* that it will have. IBV_WC_SUCCESS: what the adapter says */
     struct completion *completion;
+    struct bounce *bounce; /* wrong bytes that are sent in place of the program's; NULL: none */
+};
+
+struct bounce {
+    struct ibv_mr *mr; /* NULL: the bytes are sent inline */
+    unsigned library;
+    uint32_t size;
+    char bytes[];
 };
 
 struct late_receive {
@@ -164,6 +175,8 @@ int call_fault(enum fault_call call, const struct qp *qp, uint64_t live);
 int call_fault_locked(enum fault_call call, const struct qp *qp, uint64_t live);
 const struct fault *request_fault(struct qp *qp, enum fault_operation operation, unsigned kinds, bool again,
                                   uint64_t size, const void *content, size_t content_size);
+const struct fault *message_fault(const struct qp *qp, enum fault_operation operation, uint64_t size,
+                                  const void *content, size_t content_size, uint64_t *random);
 bool has_request_faults(void);
 uint64_t now_ns(void);
 
@@ -172,6 +185,8 @@ extern pthread_mutex_t shim_lock;
 void lock(void);
 void unlock(void);
 struct object *object_find(enum object_kind kind, const void *key);
+void *object_new(enum object_kind kind, const void *key, size_t size);
+void object_free(struct object *object);
 /* Takes it in, if it is new. NULL without memory, or if the shim has nothing to do with it. */
 struct context *context_of(unsigned library, struct ibv_context *ibv);
 struct channel *channel_of(struct ibv_comp_channel *ibv);
@@ -202,6 +217,12 @@ void cq_drain(struct cq *cq);
 /* The library raised an event of this queue. */
 void cq_on_event(struct cq *cq);
 void qp_fail(struct qp *qp);
+/* The data of a message that is to have a wrong byte, in other memory; NULL: the message is right. */
+struct bounce *message_bounce(struct qp *qp, enum fault_operation operation, const struct ibv_sge *sges, size_t count,
+                              bool is_inline);
+void bounce_free(struct bounce *bounce);
+/* At the end of a call that posts requests. May give up the lock meanwhile. */
+void after_posting(struct qp *qp);
 enum fault_operation operation_of(enum ibv_wr_opcode opcode);
 /* A request that the program posts. The record says whether it reaches the adapter (absent). NULL without memory. */
 struct record *send_record(struct qp *qp, uint64_t wr_id, bool signaled, enum fault_operation operation, uint64_t size,
@@ -225,5 +246,32 @@ void thread_wake(void);
 void thread_forget(void); /* in a forked child */
 void channel_raise(struct channel *channel, struct cq *cq);
 void async_raise(struct context *context, enum ibv_event_type type, void *element);
+
+/* adapter.c. With the lock. */
+bool adapter_gone(void);
+bool adapter_loses_events(void);
+/* A request is posted. The queue pair is NULL for a shared receive queue. */
+void adapter_at_request(struct qp *qp);
+/* Returns when the next fault is due, or NEVER. */
+uint64_t adapter_on_time(uint64_t now);
+
+/* connections.c */
+void identifier_take(unsigned library, struct rdma_cm_id *id, bool waits); /* with the lock */
+void identifier_forget(struct rdma_cm_id *id);                             /* with the lock */
+/* The queue pair that the program connects by it. With the lock. */
+void identifier_uses(struct rdma_cm_id *id, const struct rdma_conn_param *parameters);
+struct qp *identifier_qp(struct rdma_cm_id *id);
+/* An attempt to connect. True: it fails, and *result is that of the call. */
+bool connection_fails(unsigned library, struct rdma_cm_id *id, int *result);
+void connection_accepted(struct rdma_cm_id *id);
+/* The event that a program gets for one of the library; NULL: none. */
+struct rdma_cm_event *connection_event(unsigned library, struct rdma_cm_event *event);
+/* Whether the event was the shim's. */
+bool connection_acknowledged(struct rdma_cm_event *event);
+void connections_of_channel_end(unsigned library, struct rdma_event_channel *channel);
+void connection_end(struct qp *qp);            /* with the lock */
+void connection_begins(struct rdma_cm_id *id); /* it is established */
+void connections_on_removal(void);             /* with the lock */
+void connections_tell_removal(void);           /* with the lock */
 
 #endif

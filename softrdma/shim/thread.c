@@ -42,7 +42,7 @@ void channel_raise(struct channel *channel, struct cq *cq)
 
 static void async_add(struct context *context, const struct ibv_async_event *ibv, bool made)
 {
-    struct async_event **at = &context->events, *event = calloc(1, sizeof *event);
+    struct async_event **at = &context->events, *event = adapter_loses_events() ? NULL : calloc(1, sizeof *event);
 
     if (event == NULL)
         return;
@@ -130,7 +130,10 @@ static void *run(void *argument)
             each_object(OBJECT_CHANNEL, read_object, &readable);
             each_object(OBJECT_CONTEXT, read_object, &readable);
         }
-        next = requests_on_time();
+        next = adapter_on_time(now_ns());
+        uint64_t other = requests_on_time();
+        next = other < next ? other : next;
+        connections_tell_removal();
         unlock();
     }
     return NULL;

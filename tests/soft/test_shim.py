@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from c_programs import run
 
@@ -9,7 +13,9 @@ from ndpy.faults.injection import Injection
 from ndpy.faults.scenario import Fault, Scenario
 
 RETRIES, FLUSHED = 12, 5
-WAYS = ["", "events", "solicited", "list", "silent=3", "events silent=3", "srq", "write", "write events silent=2"]
+WAYS = ["list", "events", "solicited", "silent=3", "events silent=3", "srq", "write events silent=2"]
+
+FAULTY = Path(__file__).with_name("faulty.py")
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -54,3 +60,113 @@ def test_a_call_fails_with_its_errno():
         with pytest.raises(AssertionError, match="ibv_reg_mr failed: Cannot allocate memory"):
             run("completions", "soft0", 0, 1, **injection.environment({}))
         assert [fired.place for fired in injection.report().fired] == ["reg_mr"]
+
+
+def flushed(name: int, until: int) -> list[str]:
+    return [f"{i} {FLUSHED}" for i in range(name, until)]
+
+
+def succeeded(name: int, until: int) -> list[str]:
+    return [f"{i} 0" for i in range(name, until)]
+
+
+# (fault, options, what a has, what b has)
+OF_REQUESTS = {
+    "a receive fails": (
+        Fault("status", operation="receive", nth=3, status="LOC_PROT_ERR"),
+        "list",
+        None,  # how many sends have succeeded by then is a race
+        ["1000 0", "1001 0", "1002 4", *flushed(1003, 1006)],
+    ),
+    "held for good": (
+        Fault("hold", operation="send", nth=3),
+        "events",
+        [*succeeded(0, 2), *flushed(2, 6)],
+        succeeded(1000, 1006),
+    ),
+    "held for a time": (
+        Fault("hold", operation="send", nth=3, ms=50),
+        "events",
+        succeeded(0, 6),
+        succeeded(1000, 1006),
+    ),
+    "late, and silent requests behind": (
+        Fault("delay", at="request", operation="write", nth=4, ms=50),
+        "events write silent=3",
+        ["2 0", "5 0"],
+        None,
+    ),
+    "late into a shared receive queue": (
+        Fault("delay", at="request", operation="receive", every=2, ms=20),
+        "events srq",
+        succeeded(0, 6),
+        succeeded(1000, 1006),
+    ),
+    "a late receive": (
+        Fault("late_receive", operation="receive", nth=2, ms=50),
+        "events",
+        succeeded(0, 6),
+        succeeded(1000, 1006),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_REQUESTS)
+def test_requests(name):
+    fault, options, of_a, of_b = OF_REQUESTS[name]
+    found = completions([fault], options)
+    assert of_a is None or found["a"] == of_a
+    assert of_b is None or found.get("b") == of_b
+
+
+def test_a_completion_that_is_silent_wakes_nobody():
+    """Whoever waits for it alone does so in vain, and gets it when he looks."""
+    found = completions([Fault("silent", operation="write", nth=1)], "events write", count=1)
+    assert found["a"] == ["0 0"]
+    assert found["events"] == ["0"]
+
+
+def test_of_a_list_of_requests_those_before_the_refused_one_are_posted():
+    found = completions([Fault("errno", call="post_send", nth=4, errno="ENOMEM")], "list")
+    assert found["post"] == ["3: Cannot allocate memory"]
+    assert found["a"] == succeeded(0, 3)
+    assert found["b"] == [*succeeded(1000, 1003), *flushed(1003, 1006)]
+
+
+def test_a_queue_pair_that_fails_as_a_whole_flushes_everything():
+    found = completions([Fault("queue_pair_fatal", nth=7)], "list")
+    assert found["a"] == flushed(0, 6)
+    assert found["b"] == flushed(1000, 1006)
+
+
+def test_a_completion_queue_that_has_failed_has_no_completions():
+    found = completions([Fault("completion_queue_error", nth=7)], "list")
+    assert "a" not in found
+    assert found["b"] == flushed(1000, 1006)
+
+
+@pytest.mark.parametrize(
+    ("situation", "fault", "saw"),
+    [
+        ("connects", Fault("refuse", nth=1), "ConnectionRefusedError \nworks\n"),
+        ("connects", Fault("reject", nth=1, data=b"\1\2\3"), "ConnectionRefusedError 010203\nworks\n"),
+        ("connects", Fault("time_out", nth=1), "TimeoutError\nworks\n"),
+        ("loses", Fault("disconnect", nth=1, bytes=250), "sent 2\nboth ends know\n"),
+        ("loses", Fault("disconnect", nth=2), "sent 0\nboth ends know\n"),
+        ("wrong_byte", Fault("corrupt", nth=1), "wrong 1\nsource True\n"),
+        ("is_removed", Fault("remove", nth=9), "DeviceRemovedError\n"),
+    ],
+    ids=str,
+)
+def test_what_ndpy_sees_of_it(situation, fault, saw):
+    """ndpy finds its functions with dlsym()."""
+    with Injection(Scenario([fault]), "shim") as injection:
+        done = subprocess.run(
+            [sys.executable, FAULTY, situation],
+            env=injection.environment(),
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert (done.returncode, done.stdout) == (0, saw), done.stderr
+        injection.report().check()
