@@ -9,6 +9,7 @@ from dataclasses import dataclass
 EXECUTORS = ("engine", "shim")
 _ALL = EXECUTORS
 _ENGINE = ("engine",)
+_SHIM = ("shim",)
 
 MOST = 2**63 - 1
 DAY_MS = 86_400_000
@@ -52,14 +53,16 @@ class Call:
         errnos: what drivers and kernels return, the most usual one first.
         reference: the page of the manual.
         of_queue_pair: its calls are counted for each queue pair, otherwise for the process.
-        limited: it makes objects of which an adapter has a limited number.
+        limited: who can limit how many of its objects there are. Empty: it makes none of which there is a limited number.
+        executors: who can make its calls fail.
     """
 
     name: str
     errnos: tuple[str, ...]
     reference: str
     of_queue_pair: bool = False
-    limited: bool = False
+    limited: tuple[str, ...] = ()
+    executors: tuple[str, ...] = _ALL
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,13 @@ class Status:
         name: without `IBV_WC_`.
         operations: the operations that can end so.
         reference: who says so.
+        executors: who can give it.
     """
 
     name: str
     operations: tuple[str, ...]
     reference: str
+    executors: tuple[str, ...] = _ALL
 
 
 @dataclass(frozen=True)
@@ -108,18 +113,24 @@ CALLS = (
     Call("query_device", ("EIO", "ENOMEM"), "ibv_query_device(3)"),
     Call("query_port", ("EIO", "EINVAL"), "ibv_query_port(3)"),
     Call("query_gid", ("EIO", "EINVAL"), "ibv_query_gid(3)"),
-    Call("alloc_pd", ("ENOMEM", "ENOSPC"), "ibv_alloc_pd(3)", limited=True),
-    Call("reg_mr", ("ENOMEM", "EINVAL", "EFAULT", "EPERM", "EAGAIN", "EOPNOTSUPP"), "ibv_reg_mr(3)", limited=True),
+    Call("alloc_pd", ("ENOMEM", "ENOSPC"), "ibv_alloc_pd(3)", limited=_SHIM),
+    Call("reg_mr", ("ENOMEM", "EINVAL", "EFAULT", "EPERM", "EAGAIN", "EOPNOTSUPP"), "ibv_reg_mr(3)", limited=_ALL),
     Call("dereg_mr", ("EBUSY", "EINVAL"), "ibv_dereg_mr(3)"),
-    Call("alloc_mw", ("ENOMEM", "EOPNOTSUPP"), "ibv_alloc_mw(3)", limited=True),
-    Call("create_comp_channel", ("EMFILE", "ENOMEM"), "ibv_create_comp_channel(3)", limited=True),
-    Call("create_cq", ("ENOMEM", "EINVAL", "ENOSPC"), "ibv_create_cq(3)", limited=True),
+    Call("alloc_mw", ("ENOMEM", "EOPNOTSUPP"), "ibv_alloc_mw(3)", limited=_ALL),
+    Call("create_comp_channel", ("EMFILE", "ENOMEM"), "ibv_create_comp_channel(3)", limited=_SHIM),
+    Call("create_cq", ("ENOMEM", "EINVAL", "ENOSPC"), "ibv_create_cq(3)", limited=_ALL),
     Call("resize_cq", ("ENOMEM", "EINVAL", "ENOSYS"), "ibv_resize_cq(3)"),
-    Call("create_srq", ("ENOMEM", "EINVAL", "ENOSPC", "EOPNOTSUPP"), "ibv_create_srq(3)", limited=True),
-    Call("create_qp", ("ENOMEM", "EINVAL", "ENOSPC", "EPERM"), "ibv_create_qp(3)", limited=True),
+    Call("create_srq", ("ENOMEM", "EINVAL", "ENOSPC", "EOPNOTSUPP"), "ibv_create_srq(3)", limited=_ALL),
+    Call("create_qp", ("ENOMEM", "EINVAL", "ENOSPC", "EPERM"), "ibv_create_qp(3)", limited=_ALL),
     Call("modify_qp", ("EINVAL", "ENOMEM", "ETIMEDOUT", "EIO"), "ibv_modify_qp(3)", of_queue_pair=True),
     Call("query_qp", ("EIO", "EINVAL"), "ibv_query_qp(3)", of_queue_pair=True),
-    Call("create_ah", ("ENOMEM", "EINVAL", "ETIMEDOUT", "EHOSTUNREACH"), "ibv_create_ah(3)", limited=True),
+    Call(
+        "create_ah",
+        ("ENOMEM", "EINVAL", "ETIMEDOUT", "EHOSTUNREACH"),
+        "ibv_create_ah(3)",
+        limited=_SHIM,
+        executors=_SHIM,
+    ),
     Call("post_send", ("ENOMEM", "EINVAL", "EIO", "EFAULT"), "ibv_post_send(3)", of_queue_pair=True),
     Call("post_recv", ("ENOMEM", "EINVAL", "EIO", "EFAULT"), "ibv_post_recv(3)", of_queue_pair=True),
     Call("post_srq_recv", ("ENOMEM", "EINVAL", "EIO", "EFAULT"), "ibv_post_srq_recv(3)"),
@@ -127,12 +138,12 @@ CALLS = (
     Call("req_notify_cq", ("EIO", "EINVAL"), "ibv_req_notify_cq(3)"),
     Call("get_cq_event", ("EINTR", "EIO"), "ibv_get_cq_event(3)"),
     Call("get_async_event", ("EINTR", "EIO"), "ibv_get_async_event(3)"),
-    Call("rdma_create_event_channel", ("ENODEV", "EMFILE", "ENOMEM"), "rdma_create_event_channel(3)", limited=True),
-    Call("rdma_create_id", ("ENOMEM", "ENODEV"), "rdma_create_id(3)", limited=True),
+    Call("rdma_create_event_channel", ("ENODEV", "EMFILE", "ENOMEM"), "rdma_create_event_channel(3)", limited=_SHIM),
+    Call("rdma_create_id", ("ENOMEM", "ENODEV"), "rdma_create_id(3)", limited=_SHIM),
     Call("rdma_bind_addr", ("EADDRINUSE", "EADDRNOTAVAIL", "ENODEV", "EACCES"), "rdma_bind_addr(3)"),
     Call("rdma_resolve_addr", ("ENODEV", "ENETUNREACH", "EHOSTUNREACH"), "rdma_resolve_addr(3)"),
     Call("rdma_resolve_route", ("EINVAL", "EHOSTUNREACH", "ETIMEDOUT"), "rdma_resolve_route(3)"),
-    Call("rdma_create_qp", ("ENOMEM", "EINVAL", "ENOSPC", "EPERM"), "rdma_create_qp(3)", limited=True),
+    Call("rdma_create_qp", ("ENOMEM", "EINVAL", "ENOSPC", "EPERM"), "rdma_create_qp(3)", limited=_SHIM),
     Call("rdma_listen", ("EADDRINUSE", "ENOMEM", "EINVAL"), "rdma_listen(3)"),
     Call("rdma_get_request", ("EINVAL", "ENOMEM"), "rdma_get_request(3)"),
     Call("rdma_connect", ("EINVAL", "ENOMEM", "ENETUNREACH", "ECONNREFUSED"), "rdma_connect(3)"),
@@ -140,7 +151,7 @@ CALLS = (
     Call("rdma_reject", ("EINVAL", "ENOMEM"), "rdma_reject(3)"),
     Call("rdma_disconnect", ("EINVAL",), "rdma_disconnect(3)"),
     Call("rdma_get_cm_event", ("EINTR", "ENOMEM", "EIO"), "rdma_get_cm_event(3)"),
-    Call("cancel", ("EINTR",), "IND2Overlapped::CancelOverlappedRequests"),
+    Call("cancel", ("EINTR",), "IND2Overlapped::CancelOverlappedRequests", executors=_ENGINE),
 )
 #: The numbers of the present system, of the names that every call can have.
 ERRNOS = (
@@ -161,8 +172,8 @@ STATUSES = (
     Status("LOC_QP_OP_ERR", OPERATIONS, _CODES),
     Status("LOC_PROT_ERR", (*_SENDS, *_TAGGED, "receive"), _CODES),
     Status("MW_BIND_ERR", _WINDOWS, _CODES),
-    Status("BAD_RESP_ERR", (*_SENDS, *_TAGGED), _CODES),
-    Status("LOC_ACCESS_ERR", ("receive",), _CODES),
+    Status("BAD_RESP_ERR", (*_SENDS, *_TAGGED), _CODES, _SHIM),
+    Status("LOC_ACCESS_ERR", ("receive",), _CODES, _SHIM),
     Status("REM_INV_REQ_ERR", (*_SENDS, *_TAGGED), _CODES),
     Status("REM_ACCESS_ERR", ("send_invalidate", *_TAGGED), _CODES),
     Status("REM_OP_ERR", (*_SENDS, *_TAGGED), _CODES),
@@ -223,46 +234,45 @@ KINDS = (
     ),
     # ---- messages ----
     Kind(
-        "message", "delay", "the message is sent ms later", "as usual", "a congested network", executors=_ENGINE,
-        values=("ms",),
+        "message", "delay", "the message is sent ms later", "as usual", "a congested network",
+        values=("ms",), executors=_ENGINE,
     ),
     Kind(
         "message", "split", "the message arrives in pieces of the MTU, with a pause between them",
         "as usual; a program that looks into the memory before the completion sees a part",
-        "IBTA vol. 1, 9.5: the data is there at the completion, not before; ibv_query_qp_data_in_order(3)",
-        executors=_ENGINE,
+        "IBTA vol. 1, 9.5: the data is there at the completion, not before; ibv_query_qp_data_in_order(3)", executors=_ENGINE,
     ),
     Kind(
         "message", "corrupt", "one byte of the data is wrong", "as usual: no status tells of it",
-        "wrong memory, or a wrong bit on a bus behind the CRC; for programs with checksums of their own",
+        "wrong memory, or a wrong bit on a bus behind the CRC; for programs with checksums of their own", executors=_ENGINE,
     ),
     # ---- connections ----
     Kind(
         "connection", "refuse", "nobody listens there", "the connection does not exist; its queue pair can be used again",
-        "rdma_get_cm_event(3): RDMA_CM_EVENT_REJECTED with ECONNREFUSED (iWARP) or 8 (InfiniBand)",
+        "rdma_get_cm_event(3): RDMA_CM_EVENT_REJECTED with ECONNREFUSED (iWARP) or 8 (InfiniBand)", executors=_ENGINE,
     ),
     Kind(
         "connection", "time_out", "nobody answers", "the connection does not exist",
-        "rdma_get_cm_event(3): RDMA_CM_EVENT_UNREACHABLE with -ETIMEDOUT",
+        "rdma_get_cm_event(3): RDMA_CM_EVENT_UNREACHABLE with -ETIMEDOUT", executors=_ENGINE,
     ),
     Kind(
         "connection", "reject", "the peer says no, with private data", "the connection does not exist",
-        "rdma_reject(3); RFC 5044, 7.1", optional=("data",),
+        "rdma_reject(3); RFC 5044, 7.1", optional=("data",), executors=_ENGINE,
     ),
     Kind(
         "connection", "lose", "the connection is lost when so many bytes were sent, or at once",
         "the queue pair is in the error state, and all that it has outstanding is flushed",
-        "RFC 5044, 8.2; rdma_get_cm_event(3): RDMA_CM_EVENT_DISCONNECTED", executors=_ENGINE, optional=("bytes",),
+        "RFC 5044, 8.2; rdma_get_cm_event(3): RDMA_CM_EVENT_DISCONNECTED", optional=("bytes",), executors=_ENGINE,
     ),
     Kind(
         "connection", "disconnect", "the peer disconnects when so many bytes were sent, or at once",
         "the queue pair is in the error state, and all that it has outstanding is flushed", "rdma_disconnect(3)",
-        optional=("bytes",),
+        optional=("bytes",), executors=_ENGINE,
     ),
     Kind(
         "connection", "mute", "the peer's host says nothing more when so many bytes were sent, or at once",
-        "requests do not complete until the connection is given up", "a host that has lost its power", executors=_ENGINE,
-        optional=("bytes",),
+        "requests do not complete until the connection is given up", "a host that has lost its power",
+        optional=("bytes",), executors=_ENGINE,
     ),
     Kind(
         "connection", "duplicate", "packets come twice", "as usual: the service is reliable",
@@ -275,35 +285,35 @@ KINDS = (
     # ---- the adapter ----
     Kind(
         "adapter", "port_down", "a port loses its link", "its state is down; requests complete or time out",
-        f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_PORT_ERR",
+        f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_PORT_ERR", executors=_ENGINE,
     ),
     Kind(
         "adapter", "port_up", "a port has its link again", "its state is active",
-        f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_PORT_ACTIVE",
+        f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_PORT_ACTIVE", executors=_ENGINE,
     ),
-    Kind("adapter", "gid_change", "the table of GIDs has changed", "as usual", f"{_EVENTS}: IBV_EVENT_GID_CHANGE"),
+    Kind("adapter", "gid_change", "the table of GIDs has changed", "as usual", f"{_EVENTS}: IBV_EVENT_GID_CHANGE", executors=_ENGINE),
     Kind(
         "adapter", "queue_pair_fatal", "a queue pair fails as a whole",
         "the queue pair is in the error state, and all that it has outstanding is flushed",
-        f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_QP_FATAL",
+        f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_QP_FATAL", executors=_ENGINE,
     ),
     Kind(
         "adapter", "completion_queue_error", "a completion queue fails",
         "no more completions come; its queue pairs are in the error state",
-        f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_CQ_ERR",
+        f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_CQ_ERR", executors=_ENGINE,
     ),
     Kind(
         "adapter", "remove", "the adapter is gone",
         "every call fails with EIO, but those that destroy; outstanding requests are flushed",
-        f"{_EVENTS}: IBV_EVENT_DEVICE_FATAL; rdma_get_cm_event(3): RDMA_CM_EVENT_DEVICE_REMOVAL",
+        f"{_EVENTS}: IBV_EVENT_DEVICE_FATAL; rdma_get_cm_event(3): RDMA_CM_EVENT_DEVICE_REMOVAL", executors=_ENGINE,
     ),
     Kind(
         "adapter", "path_migrated", "a connection goes by its alternate path", "as usual",
-        f"IBTA vol. 1, 17.2.8; {_EVENTS}: IBV_EVENT_PATH_MIG",
+        f"IBTA vol. 1, 17.2.8; {_EVENTS}: IBV_EVENT_PATH_MIG", executors=(),
     ),
     Kind(
         "adapter", "full_event_queue", "events of the adapter are lost", "as usual",
-        "Linux drivers/infiniband/core/uverbs_main.c, ib_uverbs_async_handler(): no memory for an event loses it",
+        "Linux drivers/infiniband/core/uverbs_main.c, ib_uverbs_async_handler(): no memory for an event loses it", executors=(),
     ),
 )  # fmt: skip
 
@@ -318,6 +328,16 @@ def kinds_named(do: str) -> list[Kind]:
 def kinds_for(executor: str) -> list[Kind]:
     """What an executor can do."""
     return [kind for kind in KINDS if executor in kind.executors]
+
+
+def can(executor: str, kind: Kind, call: str | None, status: str | None) -> bool:
+    """Whether an executor can make such a fault, at this call or with this status."""
+    if executor not in kind.executors:
+        return False
+    found = call_named(call) if call is not None else None
+    if found is not None and executor not in (found.limited if kind.do == "limit" else found.executors):
+        return False
+    return status is None or any(each.name == status and executor in each.executors for each in STATUSES)
 
 
 def value_named(name: str) -> Number | Word | Data:

@@ -315,10 +315,10 @@ class Scenario:
     def check_for(self, executor: str) -> None:
         """Raise ScenarioError if there is a fault that this executor ("engine" or "shim") cannot make."""
         for number, fault in enumerate(self.faults, 1):
-            if executor not in fault.kind.executors:
-                others = [name for name in fault.kind.executors if name != executor]
-                who = f"only {others[0]}" if others else "nobody yet"
-                raise ScenarioError(f"fault {number}: {executor} cannot do {fault.do} at {fault.at}; {who} can", "do")
+            able = [name for name in kinds.EXECUTORS if kinds.can(name, fault.kind, fault.call, fault.status)]
+            if executor not in able:
+                who = f"{able[0]} can" if able else "nobody can yet"
+                raise ScenarioError(f"fault {number}: {executor} cannot make it, {who}: {fault}", "do")
 
     def plain(self, executor: str, report: Path | None = None, count: Path | None = None) -> str:
         """The text that the executors in C read."""

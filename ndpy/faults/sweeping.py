@@ -61,16 +61,18 @@ def groups(places: Sequence[Passages], executor: str, only: Sequence[str] = ()) 
         Group(kind, place)
         for place in places
         for kind in kinds.kinds_for(executor)
-        if kind.at == place.at and _is_single(kind, place) and (not only or kind.do in only)
+        if kind.at == place.at and _is_single(kind, place, executor) and (not only or kind.do in only)
     ]
 
 
-def _is_single(kind: Kind, place: Passages) -> bool:
+def _is_single(kind: Kind, place: Passages, executor: str) -> bool:
     # A limit is an errno at a number of objects.
     if kind.do == "limit" or (kind.do == "late_receive" and place.name != "receive"):
         return False
     call = kinds.call_named(place.name)
-    return call is None or not place.queue_pair or call.of_queue_pair
+    if call is None:
+        return True
+    return executor in call.executors and (not place.queue_pair or call.of_queue_pair)
 
 
 def choose(found: Sequence[Group], most: int, seed: int) -> Iterator[Fault]:

@@ -39,7 +39,8 @@ def faults(
     found = [kind for kind in kinds.kinds_for(executor) if not do or kind.do in do]
     if not found:
         raise ValueError(f"{executor} makes no faults of these kinds: {', '.join(do)}")
-    return st.sampled_from(found).flatmap(lambda kind: _of(kind, most, calls, operations))
+    strategy = st.sampled_from(found).flatmap(lambda kind: _of(kind, most, calls, operations))
+    return strategy.filter(lambda fault: kinds.can(executor, fault.kind, fault.call, fault.status))
 
 
 def scenarios(of: st.SearchStrategy[Fault] | None = None, *, max_faults: int = 3) -> st.SearchStrategy[Scenario]:

@@ -186,7 +186,7 @@ def test_a_fault_that_never_fired_is_an_error_unless_it_is_allowed(tmp_path, opt
             '[[fault]]\ndo = "reorder"\n',
             ["true"],
             125,
-            "fault 1: engine cannot do reorder at connection; nobody yet can",
+            "fault 1: engine cannot make it, nobody can yet: do=reorder",
         ),
         ("", ["/nowhere/there"], 127, "/nowhere/there cannot be run"),
         ("", ["sh", "-c", "exit 7"], 7, "no faults"),
