@@ -104,6 +104,8 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
         self._detached: set[Entry] = set()
         #: The entries that are being deregistered.
         self._closing: set[Entry] = set()
+        #: The calls of _reap() that are under way, and their threads.
+        self._reaps: dict[object, int] = {}
         #: Owners of which the cache holds an export. Each miss looks at some of them in turn.
         self._exported: deque[Owner] = deque()
         self._order = UseOrder()
@@ -591,7 +593,18 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
                 self._changed.wait()
 
     def _reap(self) -> None:
-        """Handle what callbacks and finalizers have marked."""
+        """Handle what callbacks and finalizers have marked. Other threads may not have finished what they took of it."""
+        reap = object()
+        try:
+            with self._changed:
+                self._reaps[reap] = threading.get_ident()
+            self._handle_marks()
+        finally:
+            with self._changed:
+                self._reaps.pop(reap, None)
+                self._changed.notify_all()
+
+    def _handle_marks(self) -> None:
         for entry, grant, view in taken(self._marks.abandoned):
             if grant is not None:
                 self._revoke(grant)
@@ -663,6 +676,9 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
     def _refuse_if_used(self) -> None:
         self._reap()
         with self._changed:
+            others = {reap for reap, thread in self._reaps.items() if thread != threading.get_ident()}
+            while others & self._reaps.keys():
+                self._changed.wait()
             used = self._uses()
         if used:
             raise busy(self, used)
@@ -687,6 +703,7 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
         for entry in left:
             entry.region.close()
             self._unwatch(entry)
+        self._wait_for_others()
         if self._monitor is not None:
             self._monitor.close()
         with self._changed:

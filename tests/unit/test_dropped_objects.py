@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from kit.helpers import DEADLINE_S, wait_until
+from kit.threads import beside
 from ndpy._verbs import ffi, lib
 
 import ndpy
@@ -101,6 +102,54 @@ def test_a_lease_that_is_dropped_is_given_back_although_its_warning_is_an_error(
         cache.close()
         adapter.close()
     assert [kind for kind, _ in unraisable] == [ResourceWarning]
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, what: type, step: str) -> tuple[threading.Event, threading.Event]:
+    """The first call of a method says that it has begun, and goes on only when it is told to."""
+    begun, go_on = threading.Event(), threading.Event()
+    usual = getattr(what, step)
+
+    def wait_once(*arguments: Any) -> None:
+        if not begun.is_set():
+            begun.set()
+            assert go_on.wait(DEADLINE_S)
+        usual(*arguments)
+
+    monkeypatch.setattr(what, step, wait_once)
+    return begun, go_on
+
+
+@contextlib.contextmanager
+def cache_closing(cache: ndpy.RegistrationCache, adapter: ndpy.Adapter) -> Iterator[None]:
+    """In the block, another thread waits to close both, or has not been able to."""
+    with beside(lambda: (cache.close(), adapter.close())) as (closing,):
+        wait_until(lambda: closing.over or cache._changed._waiters, "close() waits or has ended")  # type: ignore[attr-defined]
+        yield
+
+
+@pytest.mark.filterwarnings("ignore:unreleased:ResourceWarning")
+def test_a_cache_closes_although_its_adapter_has_begun_to_give_a_dropped_lease_back(fake, monkeypatch):
+    adapter = fake.open()
+    cache = ndpy.RegistrationCache(adapter, max_bytes=1 << 20, max_entries=4)
+    begun, go_on = slow(monkeypatch, ndpy.RegistrationCache, "_release_use")
+    cache.local(bytearray(64))
+    assert begun.wait(DEADLINE_S)
+    with cache_closing(cache, adapter):
+        go_on.set()
+    assert fake.seen.registered == 0
+
+
+def test_a_closed_cache_has_no_region_left_that_another_thread_was_deregistering(fake, monkeypatch):
+    adapter = fake.open()
+    cache = ndpy.RegistrationCache(adapter, max_bytes=1 << 20, max_entries=4)
+    memory = bytearray(64)
+    cache.local(memory).release()
+    begun, go_on = slow(monkeypatch, ndpy.MemoryRegion, "close")
+    with beside(lambda: cache.invalidate(memory)):
+        assert begun.wait(DEADLINE_S)
+        with cache_closing(cache, adapter):
+            go_on.set()
+    assert fake.seen.registered == 0
 
 
 # ---- orphans ----
