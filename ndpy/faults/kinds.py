@@ -113,11 +113,11 @@ CALLS = (
     Call("query_device", ("EIO", "ENOMEM"), "ibv_query_device(3)"),
     Call("query_port", ("EIO", "EINVAL"), "ibv_query_port(3)"),
     Call("query_gid", ("EIO", "EINVAL"), "ibv_query_gid(3)"),
-    Call("alloc_pd", ("ENOMEM", "ENOSPC"), "ibv_alloc_pd(3)", limited=_SHIM),
+    Call("alloc_pd", ("ENOMEM", "ENOSPC"), "ibv_alloc_pd(3)", limited=_ALL),
     Call("reg_mr", ("ENOMEM", "EINVAL", "EFAULT", "EPERM", "EAGAIN", "EOPNOTSUPP"), "ibv_reg_mr(3)", limited=_ALL),
     Call("dereg_mr", ("EBUSY", "EINVAL"), "ibv_dereg_mr(3)"),
     Call("alloc_mw", ("ENOMEM", "EOPNOTSUPP"), "ibv_alloc_mw(3)", limited=_ALL),
-    Call("create_comp_channel", ("EMFILE", "ENOMEM"), "ibv_create_comp_channel(3)", limited=_SHIM),
+    Call("create_comp_channel", ("EMFILE", "ENOMEM"), "ibv_create_comp_channel(3)", limited=_ALL),
     Call("create_cq", ("ENOMEM", "EINVAL", "ENOSPC"), "ibv_create_cq(3)", limited=_ALL),
     Call("resize_cq", ("ENOMEM", "EINVAL", "ENOSYS"), "ibv_resize_cq(3)"),
     Call("create_srq", ("ENOMEM", "EINVAL", "ENOSPC", "EOPNOTSUPP"), "ibv_create_srq(3)", limited=_ALL),
@@ -138,12 +138,12 @@ CALLS = (
     Call("req_notify_cq", ("EIO", "EINVAL"), "ibv_req_notify_cq(3)"),
     Call("get_cq_event", ("EINTR", "EIO"), "ibv_get_cq_event(3)"),
     Call("get_async_event", ("EINTR", "EIO"), "ibv_get_async_event(3)"),
-    Call("rdma_create_event_channel", ("ENODEV", "EMFILE", "ENOMEM"), "rdma_create_event_channel(3)", limited=_SHIM),
-    Call("rdma_create_id", ("ENOMEM", "ENODEV"), "rdma_create_id(3)", limited=_SHIM),
+    Call("rdma_create_event_channel", ("ENODEV", "EMFILE", "ENOMEM"), "rdma_create_event_channel(3)", limited=_ALL),
+    Call("rdma_create_id", ("ENOMEM", "ENODEV"), "rdma_create_id(3)", limited=_ALL),
     Call("rdma_bind_addr", ("EADDRINUSE", "EADDRNOTAVAIL", "ENODEV", "EACCES"), "rdma_bind_addr(3)"),
     Call("rdma_resolve_addr", ("ENODEV", "ENETUNREACH", "EHOSTUNREACH"), "rdma_resolve_addr(3)"),
     Call("rdma_resolve_route", ("EINVAL", "EHOSTUNREACH", "ETIMEDOUT"), "rdma_resolve_route(3)"),
-    Call("rdma_create_qp", ("ENOMEM", "EINVAL", "ENOSPC", "EPERM"), "rdma_create_qp(3)", limited=_SHIM),
+    Call("rdma_create_qp", ("ENOMEM", "EINVAL", "ENOSPC", "EPERM"), "rdma_create_qp(3)", limited=_ALL),
     Call("rdma_listen", ("EADDRINUSE", "ENOMEM", "EINVAL"), "rdma_listen(3)"),
     Call("rdma_get_request", ("EINVAL", "ENOMEM"), "rdma_get_request(3)"),
     Call("rdma_connect", ("EINVAL", "ENOMEM", "ENETUNREACH", "ECONNREFUSED"), "rdma_connect(3)"),
@@ -244,20 +244,20 @@ KINDS = (
     ),
     Kind(
         "message", "corrupt", "one byte of the data is wrong", "as usual: no status tells of it",
-        "wrong memory, or a wrong bit on a bus behind the CRC; for programs with checksums of their own", executors=_ENGINE,
+        "wrong memory, or a wrong bit on a bus behind the CRC; for programs with checksums of their own",
     ),
     # ---- connections ----
     Kind(
         "connection", "refuse", "nobody listens there", "the connection does not exist; its queue pair can be used again",
-        "rdma_get_cm_event(3): RDMA_CM_EVENT_REJECTED with ECONNREFUSED (iWARP) or 8 (InfiniBand)", executors=_ENGINE,
+        "rdma_get_cm_event(3): RDMA_CM_EVENT_REJECTED with ECONNREFUSED (iWARP) or 8 (InfiniBand)",
     ),
     Kind(
         "connection", "time_out", "nobody answers", "the connection does not exist",
-        "rdma_get_cm_event(3): RDMA_CM_EVENT_UNREACHABLE with -ETIMEDOUT", executors=_ENGINE,
+        "rdma_get_cm_event(3): RDMA_CM_EVENT_UNREACHABLE with -ETIMEDOUT",
     ),
     Kind(
         "connection", "reject", "the peer says no, with private data", "the connection does not exist",
-        "rdma_reject(3); RFC 5044, 7.1", optional=("data",), executors=_ENGINE,
+        "rdma_reject(3); RFC 5044, 7.1", optional=("data",),
     ),
     Kind(
         "connection", "lose", "the connection is lost when so many bytes were sent, or at once",
@@ -267,7 +267,7 @@ KINDS = (
     Kind(
         "connection", "disconnect", "the peer disconnects when so many bytes were sent, or at once",
         "the queue pair is in the error state, and all that it has outstanding is flushed", "rdma_disconnect(3)",
-        optional=("bytes",), executors=_ENGINE,
+        optional=("bytes",),
     ),
     Kind(
         "connection", "mute", "the peer's host says nothing more when so many bytes were sent, or at once",
@@ -285,35 +285,35 @@ KINDS = (
     # ---- the adapter ----
     Kind(
         "adapter", "port_down", "a port loses its link", "its state is down; requests complete or time out",
-        f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_PORT_ERR", executors=_ENGINE,
+        f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_PORT_ERR",
     ),
     Kind(
         "adapter", "port_up", "a port has its link again", "its state is active",
-        f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_PORT_ACTIVE", executors=_ENGINE,
+        f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_PORT_ACTIVE",
     ),
-    Kind("adapter", "gid_change", "the table of GIDs has changed", "as usual", f"{_EVENTS}: IBV_EVENT_GID_CHANGE", executors=_ENGINE),
+    Kind("adapter", "gid_change", "the table of GIDs has changed", "as usual", f"{_EVENTS}: IBV_EVENT_GID_CHANGE"),
     Kind(
         "adapter", "queue_pair_fatal", "a queue pair fails as a whole",
         "the queue pair is in the error state, and all that it has outstanding is flushed",
-        f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_QP_FATAL", executors=_ENGINE,
+        f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_QP_FATAL",
     ),
     Kind(
         "adapter", "completion_queue_error", "a completion queue fails",
         "no more completions come; its queue pairs are in the error state",
-        f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_CQ_ERR", executors=_ENGINE,
+        f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_CQ_ERR",
     ),
     Kind(
         "adapter", "remove", "the adapter is gone",
         "every call fails with EIO, but those that destroy; outstanding requests are flushed",
-        f"{_EVENTS}: IBV_EVENT_DEVICE_FATAL; rdma_get_cm_event(3): RDMA_CM_EVENT_DEVICE_REMOVAL", executors=_ENGINE,
+        f"{_EVENTS}: IBV_EVENT_DEVICE_FATAL; rdma_get_cm_event(3): RDMA_CM_EVENT_DEVICE_REMOVAL",
     ),
     Kind(
         "adapter", "path_migrated", "a connection goes by its alternate path", "as usual",
-        f"IBTA vol. 1, 17.2.8; {_EVENTS}: IBV_EVENT_PATH_MIG", executors=(),
+        f"IBTA vol. 1, 17.2.8; {_EVENTS}: IBV_EVENT_PATH_MIG", executors=_SHIM,
     ),
     Kind(
         "adapter", "full_event_queue", "events of the adapter are lost", "as usual",
-        "Linux drivers/infiniband/core/uverbs_main.c, ib_uverbs_async_handler(): no memory for an event loses it", executors=(),
+        "Linux drivers/infiniband/core/uverbs_main.c, ib_uverbs_async_handler(): no memory for an event loses it", executors=_SHIM,
     ),
 )  # fmt: skip
 
