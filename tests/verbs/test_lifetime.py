@@ -393,7 +393,7 @@ def assert_no_leak(cycle, count: int) -> None:
         gc.collect()
         assert open_files() == files
         assert kernel_resources() == held
-        assert psutil.Process().num_threads() == threads
+        assert psutil.Process().num_threads() <= threads
         growths.append(resident_memory() - used)
     assert growths[-1] < TOLERANCE, f"{growths} bytes more after {count} cycles each"
 
