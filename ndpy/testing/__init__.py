@@ -21,6 +21,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import ndpy
 from ndpy.testing.peers import DEADLINE_S as DEADLINE_S
@@ -115,16 +116,19 @@ def connected_pair(adapter: ndpy.Adapter) -> Iterator[Pair]:
 
 
 def connect(
-    client: ndpy.QueuePair, server: ndpy.QueuePair, timeout_s: float = DEADLINE_S
+    client: ndpy.QueuePair, server: ndpy.QueuePair, timeout_s: float = DEADLINE_S, **options: Any
 ) -> tuple[ndpy.Connector, ndpy.Connector]:
     """Connect two queue pairs to each other, over an address of the server's adapter.
 
+    Parameters:
+        timeout_s: how long each step may take.
+        options: those of Connector.begin_connect().
     Returns: the connectors of both. The caller closes them.
     """
     adapter = server.adapter
     with adapter.listen((own_address(adapter), 0)) as listener, contextlib.ExitStack() as stack:
         connector = stack.enter_context(client.adapter.create_connector())
-        connecting = connector.begin_connect(client, listener.address)
+        connecting = connector.begin_connect(client, listener.address, **options)
         request = stack.enter_context(listener.get_request(timeout_s))
         accepting = request.begin_accept(server)
         connecting.result(timeout_s)

@@ -316,10 +316,8 @@ def establish(offer: Offer, queue_pair: ndpy.QueuePair, **options: Any) -> None:
 
 def connect_ends(keep: Keeper, adapter: ndpy.Adapter, client: End, server: End, **options: Any) -> Pair:
     """Connect two ends to each other."""
-    offer = ask(keep, client.adapter, client.queue_pair, to=server.adapter, **options)
-    establish(offer, server.queue_pair)
-    offer.listener.close()
-    client.connector, server.connector = offer.client, offer.server
+    connectors = testing.connect(client.queue_pair, server.queue_pair, DEADLINE_S, **options)
+    client.connector, server.connector = map(keep, connectors)
     return Pair(adapter, client, server)
 
 
