@@ -460,13 +460,16 @@ static int stand_in_ibv_destroy_qp(unsigned library, struct ibv_qp *ibv)
 
 static struct rdma_event_channel *stand_in_rdma_create_event_channel(unsigned library)
 {
-    int error = scenario_usable() ? call_fault(PLACE_CALL_RDMA_CREATE_EVENT_CHANNEL, NULL, 0) : EINVAL;
+    int error = scenario_usable()
+                    ? call_fault(PLACE_CALL_RDMA_CREATE_EVENT_CHANNEL, NULL, (uint64_t)live[LIVE_EVENT_CHANNEL])
+                    : EINVAL;
 
     if (error != 0)
         return null_with(error);
     inside++;
     struct rdma_event_channel *channel = REAL(library, rdma_create_event_channel)();
     inside--;
+    live[LIVE_EVENT_CHANNEL] += channel != NULL;
     return channel;
 }
 
@@ -474,6 +477,7 @@ static void stand_in_rdma_destroy_event_channel(unsigned library, struct rdma_ev
 {
     connections_of_channel_end(library, channel);
     REAL(library, rdma_destroy_event_channel)(channel);
+    live[LIVE_EVENT_CHANNEL]--;
 }
 
 #define INSIDE(call)         \

@@ -2,7 +2,6 @@
 #include "calls.h"
 
 #include <dlfcn.h>
-#include <link.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,107 +22,6 @@ static void *_Atomic functions[MAX_LIBRARIES][NAME_COUNT];
 /* Where the files are loaded, and handles of theirs. By library and whether it is that of librdmacm. */
 static void *_Atomic bases[MAX_LIBRARIES][2];
 static void *_Atomic handles[MAX_LIBRARIES][2];
-
-/* ---- The dynamic loader's own functions ---- */
-
-struct search {
-    const char *name;
-    uint32_t hash;
-    void *found;
-};
-
-static uint32_t gnu_hash(const char *name)
-{
-    uint32_t hash = 5381;
-
-    while (*name != '\0')
-        hash = hash * 33 + (unsigned char)*name++;
-    return hash;
-}
-
-/* An address of a dynamic section. glibc has made it absolute, but not that of the vdso. */
-static const void *address_in(const struct dl_phdr_info *info, ElfW(Addr) value)
-{
-    return (const void *)(value < info->dlpi_addr ? info->dlpi_addr + value : value);
-}
-
-static int search_object(struct dl_phdr_info *info, size_t size, void *what)
-{
-    struct search *search = what;
-    const ElfW(Dyn) *dynamic = NULL;
-    const ElfW(Sym) *symbols = NULL;
-    const char *strings = NULL;
-    const uint32_t *table = NULL;
-    static const char own = 0;
-
-    (void)size;
-    for (int i = 0; i < info->dlpi_phnum; i++) {
-        const ElfW(Phdr) *header = &info->dlpi_phdr[i];
-        uintptr_t start = info->dlpi_addr + header->p_vaddr;
-        if (header->p_type == PT_LOAD && (uintptr_t)&own >= start && (uintptr_t)&own < start + header->p_memsz)
-            return 0;
-        if (header->p_type == PT_DYNAMIC)
-            dynamic = (const void *)start;
-    }
-    for (; dynamic != NULL && dynamic->d_tag != DT_NULL; dynamic++) {
-        if (dynamic->d_tag == DT_SYMTAB)
-            symbols = address_in(info, dynamic->d_un.d_ptr);
-        if (dynamic->d_tag == DT_STRTAB)
-            strings = address_in(info, dynamic->d_un.d_ptr);
-        if (dynamic->d_tag == DT_GNU_HASH)
-            table = address_in(info, dynamic->d_un.d_ptr);
-    }
-    if (symbols == NULL || strings == NULL || table == NULL || table[0] == 0)
-        return 0;
-    uint32_t bucket_count = table[0], first = table[1], bloom_size = table[2];
-    const uint32_t *buckets = (const uint32_t *)((const ElfW(Addr) *)(table + 4) + bloom_size);
-    const uint32_t *chain = buckets + bucket_count;
-    uint32_t at = buckets[search->hash % bucket_count];
-    for (bool last = at < first; !last; at++) {
-        uint32_t hash = chain[at - first];
-        const ElfW(Sym) *symbol = &symbols[at];
-        if ((hash | 1) == (search->hash | 1) && symbol->st_shndx != SHN_UNDEF && symbol->st_value != 0 &&
-            ELF64_ST_TYPE(symbol->st_info) == STT_FUNC && strcmp(strings + symbol->st_name, search->name) == 0) {
-            search->found = (void *)(info->dlpi_addr + symbol->st_value);
-            return 1;
-        }
-        last = (hash & 1) != 0;
-    }
-    return 0;
-}
-
-/* dlsym() itself cannot be asked for them: that would be the shim's. */
-static void *search_for(const char *name)
-{
-    struct search search = {name, gnu_hash(name), NULL};
-
-    dl_iterate_phdr(search_object, &search);
-    if (search.found == NULL) {
-        fprintf(stderr, "ndpy faults: this C library has no %s() that can be found\n", name);
-        abort();
-    }
-    return search.found;
-}
-
-dlsym_function *real_dlsym(void)
-{
-    static void *_Atomic function;
-    void *known = atomic_load_explicit(&function, memory_order_relaxed);
-
-    if (known == NULL)
-        atomic_store(&function, known = search_for("dlsym"));
-    return (dlsym_function *)known;
-}
-
-dlvsym_function *real_dlvsym(void)
-{
-    static void *_Atomic function;
-    void *known = atomic_load_explicit(&function, memory_order_relaxed);
-
-    if (known == NULL)
-        atomic_store(&function, known = search_for("dlvsym"));
-    return (dlvsym_function *)known;
-}
 
 /* ---- Libraries ---- */
 

@@ -199,7 +199,19 @@ void cq_forget(struct cq *cq);
 void qp_forget(struct qp *qp);
 struct qp *qp_numbered(const struct context *context, uint32_t qp_num);
 void each_object(enum object_kind kind, void (*act)(struct object *, void *), void *what);
-enum live { LIVE_PD, LIVE_MR, LIVE_MW, LIVE_CHANNEL, LIVE_CQ, LIVE_SRQ, LIVE_QP, LIVE_AH, LIVE_ID, LIVE_KINDS };
+enum live {
+    LIVE_PD,
+    LIVE_MR,
+    LIVE_MW,
+    LIVE_CHANNEL,
+    LIVE_CQ,
+    LIVE_SRQ,
+    LIVE_QP,
+    LIVE_AH,
+    LIVE_ID,
+    LIVE_EVENT_CHANNEL,
+    LIVE_KINDS
+};
 extern _Atomic int64_t live[LIVE_KINDS];
 
 /* requests.c. With the lock. */

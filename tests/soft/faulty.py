@@ -1,6 +1,6 @@
 """What test_shim.py runs over the shim, each in a process of its own. Each prints what the program saw.
 
-python faulty.py NAME
+python faulty.py NAME [ADAPTER]
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from kit.helpers import DEADLINE_S, Keeper, connect_pair, create_end, memory, send_message, take
+from kit.helpers import DEADLINE_S, Keeper, connect_pair, create_end, host_of, memory, send_message, take
 
 import ndpy
 from ndpy import Access
@@ -19,7 +19,7 @@ from ndpy import Access
 
 def connects(adapter: ndpy.Adapter, keep: Keeper) -> None:
     """Twice. What the first attempt ends with, and that the second one has a connection that works."""
-    listener = keep(adapter.listen(("127.0.0.1", 0)))
+    listener = keep(adapter.listen((host_of(adapter), 0)))
     first = create_end(keep, adapter)
     connector = keep(adapter.create_connector())
     try:
@@ -89,7 +89,7 @@ SITUATIONS: dict[str, Callable[[ndpy.Adapter, Keeper], None]] = {
 
 if __name__ == "__main__":
     keep = Keeper()
-    with ndpy.open_adapter("soft0") as adapter:
+    with ndpy.open_adapter(sys.argv[2] if len(sys.argv) > 2 else "soft0") as adapter:
         try:
             SITUATIONS[sys.argv[1]](adapter, keep)
         finally:

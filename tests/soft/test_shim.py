@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import building
 import pytest
-from c_programs import run
+from c_programs import PROGRAMS, run
+from kit.helpers import sample
+from kit.programs import built
 
 from ndpy.faults.injection import Injection
 from ndpy.faults.scenario import Fault, Scenario
@@ -170,3 +175,49 @@ def test_what_ndpy_sees_of_it(situation, fault, saw):
         )
         assert (done.returncode, done.stdout) == (0, saw), done.stderr
         injection.report().check()
+
+
+def test_what_programs_should_not_do_and_do():
+    """Threads that post and poll while others fork and close things that are in use; libraries that are found late."""
+    with Injection(Scenario([Fault("slow", call="alloc_pd", nth=1, ms=1)]), "shim") as injection:
+        assert run("hostile", "soft0", **injection.environment({})).endswith("done\n")
+        injection.report().check()
+
+
+SANITIZED = [
+    ([], "events silent=3"),
+    ([Fault("status", operation="send", nth=3, status="RETRY_EXC_ERR")], "events"),
+    ([Fault("hold", operation="send", nth=3)], "list"),
+    ([Fault("corrupt", nth=2)], "srq"),
+    ([Fault("remove", nth=9)], ""),
+]
+
+
+@pytest.mark.parametrize(("faults", "options"), [(None, ""), *sample(SANITIZED, 2)])
+def test_sanitizers_find_nothing(faults, options):
+    """With a sanitizer in the shim and in softverbs. The program hostile is the first one."""
+    sanitizers = [
+        subprocess.run(["gcc", f"-print-file-name=lib{name}.so"], capture_output=True, text=True).stdout.strip()
+        for name in ("asan", "ubsan")
+        if shutil.which("gcc")
+    ]
+    if not sanitizers or not all(map(os.path.isabs, sanitizers)):
+        pytest.skip("needs gcc with AddressSanitizer")
+    building.make("softrdma/verbs", *building.LIBRARY["-asan"])
+    libraries = building.BUILD / "lib-asan"
+    name, *words = ["hostile", "soft0"] if faults is None else ["completions", "soft0", "0", "6", *options.split()]
+    program = built(PROGRAMS / f"{name}.c", "-rdynamic", "-lrdmacm")
+    with Injection(Scenario(faults or []), "shim") as injection:
+        environment = {
+            **os.environ,
+            **building.SANITIZERS,
+            **injection.environment({}),
+            "LD_LIBRARY_PATH": str(libraries),
+            "LD_PRELOAD": ":".join([*sanitizers, str(libraries / "libndpyfaults.so")]),
+        }
+        done = subprocess.run([program, *words], env=environment, capture_output=True, text=True, timeout=100)
+    # Without an adapter the program cannot give everything back.
+    gone = any(fault.do == "remove" for fault in faults or [])
+    assert done.returncode == (1 if gone else 0), done.stdout + done.stderr
+    assert "Sanitizer" not in done.stderr, done.stderr
+    assert "runtime error" not in done.stderr, done.stderr
