@@ -45,9 +45,11 @@ def build():
     program = STATE / "loops"
     subprocess.run([*COMPILE, "-o", program, HERE / "loops.c", "-libverbs"], check=True)
     subprocess.run([PYTHON, "-m", "compileall", "-q", ROOT / "ndpy", HERE], check=True)
+    shim = ROOT / "ndpy/platforms/verbs/soft/libndpyfaults.so"
     return [
         [program, "rxe0"],
-        *([PYTHON, HERE / f"loops_{who}.py", "rxe0"] for who in PROGRAMS if who != "C"),
+        ["env", f"LD_PRELOAD={shim}", program, "rxe0"],
+        *([PYTHON, HERE / f"loops_{who}.py", "rxe0"] for who in PROGRAMS if who not in ("C", "shim")),
         # `ndpy perf` needs packages that only this checkout's environment has.
         [sys.executable, HERE / "loops_perftest.py", "rxe0", sys.executable, "-m", "ndpy"],
     ]
@@ -143,7 +145,7 @@ def table_of_loops(figures):
 
 
 def table_of_bars(figures, bars):
-    table = Table(title="ndpy's bars", box=None, pad_edge=False, header_style="bold")
+    table = Table(title="bars", box=None, pad_edge=False, header_style="bold")
     for column in ("bar", "limit", "figure", "unit", ""):
         table.add_column(column, justify="right" if column in ("limit", "figure") else "left")
     for bar in bars:

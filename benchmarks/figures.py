@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-# The columns. C is what the others are divided by.
-PROGRAMS = ("C", "pyverbs", "ibverbs", "ndpy")
+# The columns. C is what the others are divided by. "shim" is C with libndpyfaults.so, without a scenario.
+PROGRAMS = ("C", "shim", "pyverbs", "ibverbs", "ndpy")
 
 LOOPS = {
     "write_afresh": "8-byte write, request afresh, post and poll",
@@ -43,10 +43,11 @@ STABLE = 0.01
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure of ndpy's that must not be larger than `limit`.
+    """A figure that must not be larger than `limit`.
 
-    against: the program whose figure ndpy's is divided by. "" if the limit is in microseconds, or in bytes.
+    against: the program whose figure is the divisor. "" if the limit is in microseconds, or in bytes.
     reference: that program's loop; "" for the same one.
+    who: the program whose figure it is.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Bar:
     limit: float
     against: str = "C"
     reference: str = ""
+    who: str = "ndpy"
 
     @property
     def part(self):
@@ -88,6 +90,9 @@ BARS = (
     Bar("softnd: 64 completions polled into an array, each", "softnd_poll_64", 5.0),
     Bar("softnd: poll of an empty queue", "softnd_poll_empty", 1.5),
     Bar("an idle queue pair", "idle_queue_pair", 1252, ""),
+    Bar("the shim without a scenario: 8-byte write", "write_kept", 1.01, who="shim"),
+    Bar("the shim without a scenario: poll of an empty queue", "poll_empty", 1.01, who="shim"),
+    Bar("the shim without a scenario: 64 receives posted in one call", "receive_64_list", 1.01, who="shim"),
 )
 
 
@@ -132,11 +137,11 @@ class Figures:
     def value(self, bar):
         """The figure to compare with the bar's limit. None if it was not measured."""
         if not bar.against:
-            return self.us(bar.loop, "ndpy")
-        return self.ratio(bar.loop, "ndpy", bar.against, bar.reference)
+            return self.us(bar.loop, bar.who)
+        return self.ratio(bar.loop, bar.who, bar.against, bar.reference)
 
     def met(self, bar):
-        """Whether ndpy meets the bar. A figure that is absent does not."""
+        """Whether the bar is met. A figure that is absent does not."""
         value = self.value(bar)
         return value is not None and value <= bar.limit
 
