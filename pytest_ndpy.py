@@ -193,7 +193,7 @@ def rdma_cache(rdma_adapter: ndpy.Adapter) -> Iterator[ndpy.RegistrationCache]:
 @pytest.fixture
 def rdma_server(rdma_adapter: ndpy.Adapter) -> Callable[..., AbstractAsyncContextManager[aio.Server]]:
     """`async with rdma_server(handler) as server` serves connections of ndpy.aio at server.address, a free port of the
-    adapter.
+    adapter. For one test.
 
     It takes the options of ndpy.aio.serve(). It needs no plugin for asyncio, and works with each.
     """
@@ -210,7 +210,8 @@ def rdma_server(rdma_adapter: ndpy.Adapter) -> Callable[..., AbstractAsyncContex
 
 @pytest.fixture
 def rdma_peer(request: pytest.FixtureRequest, rdma_adapter_name: str) -> Iterator[Callable[..., Peer]]:
-    """rdma_peer(function, *arguments) runs a function of the test's module as the other end, in another process.
+    """rdma_peer(function, *arguments) runs a function of the test's module as the other end, in another process. For one
+    test.
 
     The function gets an open adapter, a channel with send(value) and get(timeout_s), and the arguments. The test has
     the other end of the channel, and result(timeout_s). What the function prints is in the report of a test that fails.
@@ -224,7 +225,7 @@ def rdma_peer(request: pytest.FixtureRequest, rdma_adapter_name: str) -> Iterato
 
 @pytest.fixture
 def rdma_env(rdma_adapter_name: str) -> dict[str, str]:
-    """The environment in which a program in any language finds the same adapter, for subprocess.run(env=...)."""
+    """The environment in which a program in any language finds the same adapter, for subprocess.run(env=...). For one test."""
     from ndpy.testing import session
 
     return session.environment(rdma_adapter_name)

@@ -1,7 +1,8 @@
 """Fixtures of all tests: an adapter, connected queue pairs, caches and random numbers. They close what they made.
 
-With `--adapter NAME` the tests use that adapter, and fail if it is absent. Without it they use the one that
-ndpy.open_adapter() chooses, and are skipped if there is none.
+The plugin of pytest that ndpy brings provides the adapter, and looks at what each test leaves open. With `--adapter
+NAME` the tests use that adapter, and fail if it is absent: it is short for `--rdma here --rdma-adapter NAME`. Without
+it they use the one of NDPY_ADAPTER, or else soft0, and softnd under Windows.
 
 With `--peer ADDRESS:PORT` the other end of a connection is on another host, where `python tests/kit/remote.py --listen
 ADDRESS:PORT` runs. The adapter has the same name there. tests/contract/test_connector.py, test_listener.py,
@@ -17,7 +18,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from importlib import metadata
 
 import pytest
 from kit import remote
@@ -27,10 +28,12 @@ from kit.loops import each_loop as each_loop
 from kit.loops import each_loop_where_quick as each_loop_where_quick
 
 import ndpy
-from ndpy.platforms import asking_for
-from ndpy.testing.outstanding import outstanding
+from ndpy.platforms.verbs import softverbs
 
 pytest_plugins = ["pytester"]
+if not any(entry.value == "pytest_ndpy" for entry in metadata.entry_points(group="pytest11")):
+    # A checkout that is not installed, as under Wine.
+    pytest_plugins.append("pytest_ndpy")
 
 # A shell starts background jobs with Ctrl-C ignored. Programs that the tests start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,9 +44,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--peer", metavar="ADDRESS:PORT", type=remote.address_of, help="the other ends are on this host")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    name = config.getoption("--adapter") or os.environ.get("NDPY_ADAPTER")
+    if name:
+        config.option.rdma, config.option.rdma_adapter = "here", name
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On a busy machine, a test that hangs has as much more time as the deadlines in it."""
+    # The plugin's look at what a test leaves takes milliseconds, and in an emulated machine ten times that. With --peer
+    # connections to the other host come when they are needed, and stay.
+    watched = config.option.rdma_adapter in (None, softverbs.NAME) and not config.getoption("--peer")
+    for item in () if watched else items:
+        item.add_marker(pytest.mark.rdma(leaks=False))
+    # On a busy machine, a test that hangs has as much more time as the deadlines in it.
     usual = float(config.getoption("timeout", None) or config.getini("timeout") or 0)
     for item in items if PATIENCE > 1 else ():
         marker = item.get_closest_marker("timeout")
@@ -61,15 +76,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    report = yield
-    # The objects are still there: fixtures close them afterwards.
-    if report.failed and call.when == "call":
-        report.sections.append(("What was outstanding", outstanding()))
-    return report
-
-
 @pytest.fixture(autouse=True, scope="module")
 def small_heap() -> None:
     """Spare each collection of garbage what pytest has collected. A test may have undone it for those that follow."""
@@ -78,18 +84,9 @@ def small_heap() -> None:
 
 
 @pytest.fixture(scope="session")
-def adapter_name(request: pytest.FixtureRequest) -> Iterator[str]:
+def adapter_name(rdma_adapter_name: str) -> str:
     """The name of the adapter under test. soft0 is in the list of adapters meanwhile."""
-    wanted = request.config.getoption("--adapter")
-    try:
-        with ndpy.open_adapter(wanted) as adapter:
-            name: str = adapter.info.name
-    except (ndpy.AdapterNotFoundError, ndpy.ProviderNotFoundError) as error:
-        if wanted or os.environ.get("NDPY_ADAPTER"):
-            pytest.fail(f"the adapter asked for is not usable: {error}")
-        pytest.skip(f"no adapter: {error}")
-    with asking_for(name):
-        yield name
+    return rdma_adapter_name
 
 
 @pytest.fixture(scope="session")
@@ -104,12 +101,11 @@ def peer_host(request: pytest.FixtureRequest):
 
 
 @pytest.fixture
-def adapter(adapter_name, peer_host):
+def adapter(rdma_adapter, peer_host):
     """An open adapter. It is closed at the end, and that fails if one of its objects is still open."""
-    adapter = ndpy.open_adapter(adapter_name)
-    with peering(adapter, peer_host, adapter_name):
-        yield adapter
-    adapter.close()
+    with peering(rdma_adapter, peer_host, rdma_adapter.info.name):
+        yield rdma_adapter
+    rdma_adapter.close()
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import ndpy
 from ndpy.testing.peers import DEADLINE_S as DEADLINE_S
@@ -30,6 +31,31 @@ from ndpy.testing.peers import PeerFailed as PeerFailed
 
 _DEPTH = 16
 _MEMORY = 64 << 10
+
+
+def take(queue: ndpy.CompletionQueue, count: int = 1, timeout_s: float = DEADLINE_S) -> list[ndpy.Completion]:
+    """The next completions of a queue, the oldest first.
+
+    Raises:
+        TimeoutError: fewer than `count` came within timeout_s seconds. It says which.
+    """
+    deadline = time.monotonic() + timeout_s
+    taken: list[ndpy.Completion] = []
+    while len(taken) < count:
+        try:
+            taken += queue.wait(max(0.0, deadline - time.monotonic()), count - len(taken))
+        except ndpy.TimeoutError:
+            text = f"{len(taken)} of {count} completions came within {timeout_s:g} s: {taken}"
+            raise ndpy.TimeoutError(text) from None
+    return taken
+
+
+def take_ok(queue: ndpy.CompletionQueue, count: int = 1, timeout_s: float = DEADLINE_S) -> list[ndpy.Completion]:
+    """As take(). Raises the error of the first request that has failed."""
+    taken = take(queue, count, timeout_s)
+    for completion in taken:
+        completion.raise_for_status()
+    return taken
 
 
 @dataclass
@@ -49,23 +75,12 @@ class End:
     connector: ndpy.Connector
 
     def take(self, count: int = 1, timeout_s: float = DEADLINE_S) -> list[ndpy.Completion]:
-        """The next completions of this end, the oldest first.
-
-        Raises:
-            TimeoutError: fewer than `count` came within timeout_s seconds.
-        """
-        deadline = time.monotonic() + timeout_s
-        taken: list[ndpy.Completion] = []
-        while len(taken) < count:
-            taken += self.queue.wait(max(0.0, deadline - time.monotonic()), count - len(taken))
-        return taken
+        """The next completions of this end. See take()."""
+        return take(self.queue, count, timeout_s)
 
     def take_ok(self, count: int = 1, timeout_s: float = DEADLINE_S) -> list[ndpy.Completion]:
-        """As take(). Raises the error of the first request that has failed."""
-        taken = self.take(count, timeout_s)
-        for completion in taken:
-            completion.raise_for_status()
-        return taken
+        """The same. See take_ok()."""
+        return take_ok(self.queue, count, timeout_s)
 
 
 @dataclass
@@ -94,15 +109,33 @@ def connected_pair(adapter: ndpy.Adapter) -> Iterator[Pair]:
                 adapter.create_queue_pair(queue, receive_queue_depth=_DEPTH, initiator_queue_depth=_DEPTH)
             )
             made.append((queue_pair, queue, memory))
-        with adapter.listen((own_address(adapter), 0)) as listener:
-            connector = stack.enter_context(adapter.create_connector())
-            connecting = connector.begin_connect(made[0][0], listener.address)
-            request = stack.enter_context(listener.get_request(DEADLINE_S))
-            accepting = request.begin_accept(made[1][0])
-            connecting.result(DEADLINE_S)
-            connector.complete_connect(DEADLINE_S)
-            accepting.result(DEADLINE_S)
-        yield Pair(End(*made[0], connector), End(*made[1], request))
+        connectors = connect(made[0][0], made[1][0])
+        for connector in connectors:
+            stack.enter_context(connector)
+        yield Pair(*(End(*one, connector) for one, connector in zip(made, connectors, strict=True)))
+
+
+def connect(
+    client: ndpy.QueuePair, server: ndpy.QueuePair, timeout_s: float = DEADLINE_S, **options: Any
+) -> tuple[ndpy.Connector, ndpy.Connector]:
+    """Connect two queue pairs to each other, over an address of the server's adapter.
+
+    Parameters:
+        timeout_s: how long each step may take.
+        options: those of Connector.begin_connect().
+    Returns: the connectors of both. The caller closes them.
+    """
+    adapter = server.adapter
+    with adapter.listen((own_address(adapter), 0)) as listener, contextlib.ExitStack() as stack:
+        connector = stack.enter_context(client.adapter.create_connector())
+        connecting = connector.begin_connect(client, listener.address, **options)
+        request = stack.enter_context(listener.get_request(timeout_s))
+        accepting = request.begin_accept(server)
+        connecting.result(timeout_s)
+        connector.complete_connect(timeout_s)
+        accepting.result(timeout_s)
+        stack.pop_all()
+        return connector, request
 
 
 def own_address(adapter: ndpy.Adapter) -> str:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -32,15 +33,20 @@ _PYTEST = re.compile(r"(?:_pytest|pluggy)\.")
 _MADE = ", made at "
 #: Where each open object was made, by its serial number.
 _places: dict[int, str] = {}
+#: All adapters that were opened.
+_adapters: weakref.WeakSet[ndpy.Adapter] = weakref.WeakSet()
 
 
 @functools.cache
 def _note_places() -> None:
-    """From now on, note where each object is made."""
+    """From now on, note each adapter, and where each object is made."""
     opened = Resource._opened
+    _adapters.update(thing for thing in gc.get_objects() if isinstance(thing, ndpy.Adapter))
 
     def note(self: Resource) -> None:
         opened(self)
+        if isinstance(self, ndpy.Adapter):
+            _adapters.add(self)
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and _INSIDE.match(frame.f_globals.get("__name__", "")):
             frame = frame.f_back
@@ -88,6 +94,8 @@ class Watch:
 
     def __init__(self) -> None:
         _note_places()
+        if "uvloop" in sys.modules:
+            _open_for_ever()
         # What is open already is nobody's leak.
         _places.clear()
         self._unraisable = _Unraisable()
@@ -150,7 +158,7 @@ class _Open:
 
 
 def _objects() -> list[Resource]:
-    adapters = [thing for thing in gc.get_objects() if isinstance(thing, ndpy.Adapter) and not thing.closed]
+    adapters = [adapter for adapter in _adapters if not adapter.closed]
     return [thing for adapter in adapters for thing in (adapter, *adapter._open_children())]
 
 
@@ -163,6 +171,12 @@ def _threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if not thread.name.startswith("ndpy")]
 
 
+@functools.cache
+def _open_for_ever() -> None:
+    """Let libuv open the descriptors that it keeps from its first loop on."""
+    sys.modules["uvloop"].new_event_loop().close()
+
+
 def _descriptors() -> dict[Any, str]:
     found: dict[Any, str] = {}
     if sys.platform != "linux":
@@ -171,7 +185,10 @@ def _descriptors() -> dict[Any, str]:
     for name in set(os.listdir("/proc/self/fd")) - {"0", "1", "2"}:
         # The one of the listing has gone.
         with contextlib.suppress(OSError):
-            found[name] = f"descriptor {name}, {os.readlink(f'/proc/self/fd/{name}')}"
+            target = os.readlink(f"/proc/self/fd/{name}")
+            # The monitor of memory keeps its own for all caches to come.
+            if target != "anon_inode:[userfaultfd]":
+                found[name] = f"descriptor {name}, {target}"
     return found
 
 

@@ -38,9 +38,8 @@ def _find(config: pytest.Config) -> ndpy.AdapterInfo:
     place = where(config)
     if place == "none":
         pytest.skip("it needs an RDMA adapter, and --rdma none says that there is none")
-    wanted = config.getoption("--rdma-adapter") if place == "here" else _soft()
     try:
-        return _info(wanted)
+        return _info(config.getoption("--rdma-adapter") if place == "here" else _soft())
     except (ndpy.AdapterNotFoundError, ndpy.ProviderNotFoundError) as error:
         text = f"the adapter of --rdma {place} is not usable: {error}"
         raise pytest.fail.Exception(text, pytrace=False) from None
@@ -81,16 +80,20 @@ def _require(
     quirk: Quirk | None = None,
     leaks: bool = True,
 ) -> bool:
-    wanted = capabilities or ndpy.Capability(0)
-    missing = [str(one.name) for one in ndpy.Capability if one in wanted and one not in info.capabilities]
-    if missing:
-        pytest.skip(f"{info.name} does not claim {' and '.join(missing)}")
+    require_capabilities(info, capabilities or ndpy.Capability(0))
     depth = min(info.max_completion_queue_depth, info.max_initiator_queue_depth, info.max_receive_queue_depth)
     if depth < min_depth:
         pytest.skip(f"the queues of {info.name} have {depth} places, and the test needs {min_depth}")
     if quirk is not None:
         expect_quirk(item, info, quirk)
     return leaks
+
+
+def require_capabilities(info: ndpy.AdapterInfo, wanted: ndpy.Capability) -> None:
+    """Skip unless the adapter claims all of these. The reason names those that are missing."""
+    missing = [str(one.name) for one in ndpy.Capability if one in wanted and one not in info.capabilities]
+    if missing:
+        pytest.skip(f"{info.name} does not claim {' and '.join(missing)}")
 
 
 def expect_quirk(item: pytest.Item, info: ndpy.AdapterInfo, quirk: Quirk) -> bool:

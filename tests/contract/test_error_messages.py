@@ -141,6 +141,10 @@ def test_a_tcp_server_that_speaks_no_iwarp_is_not_told_as_nobody(adapter, keep, 
         with pytest.raises(ndpy.ConnectionRefusedError) as caught:
             connector.connect(end.queue_pair, server.getsockname(), timeout_s=DEADLINE_S)
         port = server.getsockname()[1]
+        # It ends accept().
+        with contextlib.suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
+    thread.join(DEADLINE_S)
     text = str(caught.value)
     assert f"{host} port {port}" in text
     if adapter.info.provider == "verbs":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -14,6 +15,7 @@ from kit.deadlines import patient
 from kit.helpers import STRESS
 
 import ndpy
+import pytest_ndpy
 from ndpy.testing import own_address
 from ndpy.vocabulary.quirks import Quirk
 
@@ -354,6 +356,15 @@ def test_a_session_without_rdma_imports_nothing_and_checks_nothing(session):
         """,
         where=[],
     ).assert_outcomes(passed=2)
+
+
+@slow_on_windows
+def test_each_fixture_has_a_page_that_states_its_scope(session):
+    text = session("", "--fixtures", where=[]).stdout.str()
+    pages = re.findall(r"^(rdma_\w+)( \[session scope\])? -- .*\n((?: {4}.*\n)+)", text, re.MULTILINE)
+    assert {name for name, _, _ in pages} == set(pytest_ndpy._FIXTURES)
+    for name, of_session, page in pages:
+        assert ("One for the session." if of_session else "or one test") in re.sub(r"\s+", " ", page), name
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the usual adapter of Windows is softnd, which needs its wheel")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -19,13 +21,13 @@ import psutil
 import pytest
 
 import ndpy
-import ndpy.ndk
 from kit import remote
 from kit.deadlines import DEADLINE_S as DEADLINE_S
 from kit.deadlines import wait_until as wait_until
 from kit.quirks import has_quirk, skip_where
-from ndpy import Access, Operation, Status
+from ndpy import Access, Operation, Status, testing
 from ndpy.platforms.verbs import softverbs
+from ndpy.testing import session
 from ndpy.vocabulary.quirks import Quirk
 
 # A test that expects nothing waits this long for a wrong completion.
@@ -43,26 +45,6 @@ STRESS = os.environ.get("NDPY_STRESS") == "1"
 HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 only_under_stress = pytest.mark.skipif(
     not STRESS, reason="with NDPY_STRESS=1 only: it starts many processes, or a machine"
-)
-
-_CLOSING_ORDER = (
-    ndpy.EventStream,
-    ndpy.Poller,
-    ndpy.Listener,
-    ndpy.DatagramListener,
-    ndpy.MulticastGroup,
-    ndpy.Connector,
-    ndpy.MemoryWindow,
-    ndpy.QueuePair,
-    ndpy.Destination,
-    ndpy.SharedReceiveQueue,
-    ndpy.CompletionQueue,
-    ndpy.RegistrationCache,
-    ndpy.ndk.NdkMr,
-    ndpy.MemoryRegion,
-    ndpy.DeviceMemory,
-    ndpy.ProtectionDomain,
-    ndpy.Adapter,
 )
 
 
@@ -93,12 +75,10 @@ class Keeper:
         return thing
 
     def close(self) -> None:
-        def rank(thing: Any) -> int:
-            return next(place for place, kind in enumerate(_CLOSING_ORDER) if isinstance(thing, kind))
-
         failures = []
         self._things.reverse()
-        self._things.sort(key=rank)
+        # Of an object on another host, the class is known here. NdkMr is no Resource, and holds a region.
+        self._things.sort(key=lambda thing: getattr(thing.__class__, "_release_order", 0))
         for thing in self._things:
             try:
                 thing.close()
@@ -144,10 +124,8 @@ def rounds(full: int, quick: int) -> int:
 
 
 def require(adapter: ndpy.Adapter, *capabilities: ndpy.Capability) -> None:
-    """Skip unless the adapter claims all these capabilities. The reason names the missing one."""
-    for capability in capabilities:
-        if capability not in adapter.info.capabilities:
-            pytest.skip(f"{adapter.info.name} does not claim {capability.name}")
+    """Skip unless the adapter claims all these capabilities. The reason names those that are missing."""
+    session.require_capabilities(adapter.info, functools.reduce(operator.or_, capabilities))
 
 
 def has_kernel_driver(adapter: ndpy.Adapter) -> bool:
@@ -249,23 +227,11 @@ def fill(region: ndpy.MemoryRegion, data: bytes, offset: int = 0) -> None:
 
 
 def take(cq: ndpy.CompletionQueue, count: int = 1, timeout_s: float = DEADLINE_S) -> list[ndpy.Completion]:
-    """The next `count` completions. The test fails if they do not come within timeout_s."""
-    deadline = time.monotonic() + timeout_s
-    taken: list[ndpy.Completion] = []
-    while len(taken) < count:
-        try:
-            taken += cq.wait(max(deadline - time.monotonic(), 0), count - len(taken))
-        except ndpy.TimeoutError:
-            pytest.fail(f"{len(taken)} of {count} completions came within {timeout_s:g} s: {taken}")
-    return taken
+    return testing.take(cq, count, timeout_s)
 
 
 def succeed(cq: ndpy.CompletionQueue, count: int = 1) -> list[ndpy.Completion]:
-    """The next `count` completions. The test fails unless all of them succeeded."""
-    completions = take(cq, count)
-    for completion in completions:
-        completion.raise_for_status()
-    return completions
+    return testing.take_ok(cq, count, DEADLINE_S)
 
 
 def address_of(buffer: bytearray | memoryview) -> int:
@@ -350,10 +316,8 @@ def establish(offer: Offer, queue_pair: ndpy.QueuePair, **options: Any) -> None:
 
 def connect_ends(keep: Keeper, adapter: ndpy.Adapter, client: End, server: End, **options: Any) -> Pair:
     """Connect two ends to each other."""
-    offer = ask(keep, client.adapter, client.queue_pair, to=server.adapter, **options)
-    establish(offer, server.queue_pair)
-    offer.listener.close()
-    client.connector, server.connector = offer.client, offer.server
+    connectors = testing.connect(client.queue_pair, server.queue_pair, DEADLINE_S, **options)
+    client.connector, server.connector = map(keep, connectors)
     return Pair(adapter, client, server)
 
 

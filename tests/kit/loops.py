@@ -8,6 +8,8 @@ other kinds they run on soft0, where they take seconds, and with NDPY_STRESS=1 e
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import sys
 from collections.abc import Callable
 
@@ -20,6 +22,9 @@ WINDOWS = sys.platform == "win32"
 FASTER = "winloop" if WINDOWS else "uvloop"
 # Python's own default first.
 NAMES = ["ProactorEventLoop", "SelectorEventLoop", FASTER] if WINDOWS else ["SelectorEventLoop", FASTER]
+# What its library opens for ever is no leak of the test that uses it first.
+with contextlib.suppress(ImportError):
+    importlib.import_module(FASTER)
 
 
 def factory_of(name: str) -> Callable[[], asyncio.AbstractEventLoop]:

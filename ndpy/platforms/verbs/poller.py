@@ -10,12 +10,15 @@ import time
 
 from ndpy.objects.completion_queue import CompletionQueue
 from ndpy.objects.poller import Poller
+from ndpy.objects.timeouts import seconds
 from ndpy.platforms.verbs.completion_queue import LONGEST_S, VerbsCompletionQueue
 from ndpy.platforms.verbs.native_calls import new_eventfd, system_calls
 
 
 class VerbsPoller(Poller):
     def __init__(self, *, spin_s: float = 0.0) -> None:
+        # Before anything is open.
+        spin_s = seconds(spin_s, "spin_s")
         self._by_fd: dict[int, VerbsCompletionQueue] = {}
         with system_calls("poller"):
             self._epoll = select.epoll()
