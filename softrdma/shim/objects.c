@@ -16,22 +16,31 @@ _Atomic int64_t live[LIVE_KINDS];
 static struct object *buckets[BUCKETS];
 static _Atomic uint32_t waiting;
 static uint32_t qps_made;
+static _Thread_local int cancelable;
 
 /* A thread that polls again and again would otherwise have the lock nearly all the time. */
 void lock(void)
 {
-    if (pthread_mutex_trylock(&shim_lock) == 0)
-        return;
-    waiting++;
-    pthread_mutex_lock(&shim_lock);
-    waiting--;
+    int state;
+
+    /* A thread that is canceled in a write() would keep the lock. */
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+    if (pthread_mutex_trylock(&shim_lock) != 0) {
+        waiting++;
+        pthread_mutex_lock(&shim_lock);
+        waiting--;
+    }
+    cancelable = state;
 }
 
 void unlock(void)
 {
+    int state = cancelable;
+
     pthread_mutex_unlock(&shim_lock);
     if (waiting > 0)
         sched_yield();
+    pthread_setcancelstate(state, NULL);
 }
 
 /* ---- Where they are found ---- */
@@ -397,6 +406,8 @@ static void in_child(void)
     each_object(OBJECT_CONTEXT, child_context, NULL);
     memset(buckets, 0, sizeof buckets);
     pthread_mutex_init(&shim_lock, NULL);
+    pthread_setcancelstate(cancelable, NULL);
+    waiting = 0;
     thread_forget();
 }
 

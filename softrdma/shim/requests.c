@@ -195,8 +195,6 @@ void qp_fail(struct qp *qp)
         return;
     qp->failed = true;
     REAL(qp->context->library, ibv_modify_qp)(qp->ibv, &attributes, IBV_QP_STATE);
-    if (qp->ibv->state != IBV_QPS_ERR)
-        qp->ibv->state = IBV_QPS_ERR;
 }
 
 void queue_deliver(struct qp *qp, struct queue *queue)
