@@ -29,6 +29,7 @@ from kit.loops import each_loop_where_quick as each_loop_where_quick
 
 import ndpy
 from ndpy.platforms.verbs import softverbs
+from ndpy.testing import leaks
 
 pytest_plugins = ["pytester"]
 if not any(entry.value == "pytest_ndpy" for entry in metadata.entry_points(group="pytest11")):
@@ -46,6 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    # On a busy machine a connection of soft0 takes its time to end.
+    leaks._GRACE_S = DEADLINE_S
     name = config.getoption("--adapter") or os.environ.get("NDPY_ADAPTER")
     if name:
         config.option.rdma, config.option.rdma_adapter = "here", name

@@ -26,7 +26,7 @@ from ndpy.tools.machines.kernel_log import RunningKernel, find_bugs
 #: In the environment of a session in a VM.
 IN_VM = "NDPY_TESTING_IN_VM"
 #: Threads and connections that end by themselves have so long.
-_GRACE_S = 2.0
+_GRACE_S = 5.0
 # Modules that say nothing to the author of a test. What pytest calls without a test between is a fixture of the plugin.
 _INSIDE = re.compile(r"(?:ndpy|pytest_ndpy|contextlib)(?:\.|$)")
 _PYTEST = re.compile(r"(?:_pytest|pluggy)\.")

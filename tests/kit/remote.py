@@ -515,6 +515,8 @@ class Host(_Side):
         self._main = main
         self._death: str | None = None
         self._of_thread = threading.local()
+        #: Those of all threads.
+        self._connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
         self._lock = threading.RLock()
         self._proxies: weakref.WeakValueDictionary[int, Proxy] = weakref.WeakValueDictionary()
         # A proxy may die in the middle of anything. So its death is only noted, and told with the next call.
@@ -532,7 +534,8 @@ class Host(_Side):
     def close(self) -> None:
         """End the process on the other host."""
         self._death = self._death or "it was closed"
-        self._main.socket.close()
+        for connection in (self._main, *self._connections):
+            connection.socket.close()
 
     def call(self, function: str, /, *arguments: Any, **options: Any) -> Any:
         """Run a function there and return its result, or raise its exception.
@@ -554,6 +557,7 @@ class Host(_Side):
             except (_Closed, OSError) as error:
                 raise ConnectionError(f"it takes no connection: {error!r}") from None
             self._of_thread.connection = connection
+            self._connections.add(connection)
         return connection
 
     def _forget_connection(self) -> None:
