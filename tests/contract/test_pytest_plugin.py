@@ -136,12 +136,25 @@ def test_the_checks_of_smoke_are_tests(session):
 
 def test_what_is_left_open_fails_its_test_and_no_other(session, pytester):
     # Nothing ends by itself here.
-    pytester.makeconftest("from ndpy.testing import leaks\n\nleaks._GRACE_S = 0.1")
+    pytester.makeconftest(
+        """
+        from ndpy.testing import leaks
+
+        class Log:
+            records = []
+
+            def read(self):
+                return self.records
+
+        leaks._GRACE_S = 0.1
+        leaks._kernel_log = Log
+        """
+    )
     result = session(
         """
         import asyncio, os, threading, time
 
-        import ndpy
+        from ndpy.tools.machines.kernel_log import Record
 
         kept = []
 
@@ -162,6 +175,11 @@ def test_what_is_left_open_fails_its_test_and_no_other(session, pytester):
             kept.append(loop.create_task(asyncio.sleep(60), name="forgotten"))
             loop.close()
 
+        def test_kernel_log(rdma_adapter):
+            from conftest import Log
+
+            Log.records += [Record(1, 2.5, "usual"), Record(2, 3.5, "BUG: unable to handle")]
+
         def test_nothing(rdma_adapter):
             with rdma_adapter.create_completion_queue(4):
                 pass
@@ -171,13 +189,14 @@ def test_what_is_left_open_fails_its_test_and_no_other(session, pytester):
         """
     )
     files = sys.platform == "linux"
-    result.assert_outcomes(passed=7, errors=4 + 2 * files)
+    result.assert_outcomes(passed=8, errors=5 + 2 * files)
     result.stdout.fnmatch_lines(
         [
             "*left open: <CompletionQueue*, made at *.py:8: *# here*",
             "*left open: <MemoryRegion of 4096 bytes*, made at *.py:11: *# leased here",
             "*left open: thread idler",
             "*left open: <Task pending name='forgotten' *",
+            "the kernel's log: *3.5* BUG: unable to handle",
         ]
     )
     assert "<Adapter" not in result.stdout.str()
