@@ -107,6 +107,11 @@ class Process:
             self.popen.wait(DEADLINE_S)
         with contextlib.suppress(OSError):
             self.popen.stdin.close()  # type: ignore[union-attr]
+        for reader, pipe in zip(self._readers, (self.popen.stdout, self.popen.stderr), strict=True):
+            # A process that it started may still hold the other end.
+            reader.join(5)
+            if not reader.is_alive():
+                pipe.close()  # type: ignore[union-attr]
         if kind is not None:
             print(self._report())
 
