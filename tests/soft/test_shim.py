@@ -12,10 +12,12 @@ import building
 import pytest
 from c_programs import PROGRAMS, run
 from kit.helpers import sample
+from kit.processes import Process, free_port, wait_for_tcp_listener
 from kit.programs import built
 
 from ndpy.faults.injection import Injection
 from ndpy.faults.scenario import Fault, Scenario
+from ndpy.platforms.verbs import softverbs
 
 RETRIES, FLUSHED = 12, 5
 WAYS = ["list", "events", "solicited", "silent=3", "events silent=3", "srq", "write events silent=2"]
@@ -221,3 +223,46 @@ def test_sanitizers_find_nothing(faults, options):
     assert done.returncode == (1 if gone else 0), done.stdout + done.stderr
     assert "Sanitizer" not in done.stderr, done.stderr
     assert "runtime error" not in done.stderr, done.stderr
+
+
+def foreign(name: str, injection: Injection | None, *words: str) -> Process:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed: make setup")
+    variables = softverbs.environment(softverbs.folder(), os.environ)
+    return Process(path, *words, variables={**variables, **(injection.environment({}) if injection else {})})
+
+
+def test_a_program_that_nobody_here_wrote_fails_as_the_scenario_says():
+    """ibv_rc_pingpong waits for events. Its peer has no shim."""
+    port = str(free_port())
+    words = ("-d", "soft0", "-g", "0", "-p", port, "-n", "20", "-e")
+    scenario = Scenario([Fault("status", operation="send", nth=3, status="RETRY_EXC_ERR")])
+    with Injection(scenario, "shim") as injection, foreign("ibv_rc_pingpong", None, *words) as server:
+        wait_for_tcp_listener(server, int(port))
+        with foreign("ibv_rc_pingpong", injection, *words, "127.0.0.1") as client:
+            ended = client.finish()
+        assert ended.status == 1
+        assert "(12) for wr_id 2" in ended.err
+        (fired,) = injection.report().fired
+        assert (fired.place, fired.count) == ("send", 3)
+        assert fired.caller.startswith("ibv_rc_pingpong")
+
+
+def test_libraries_that_only_an_extension_of_python_has_opened():
+    """Debian's pyverbs is linked with libibverbs, and Python opens it for itself alone."""
+    code = (
+        "from pyverbs.device import Context; from pyverbs.pd import PD; from pyverbs.mr import MR\n"
+        "pd = PD(Context(name='soft0')); MR(pd, 4096, 1).close(); MR(pd, 4096, 1)"
+    )
+    if subprocess.run(["/usr/bin/python3", "-c", "import pyverbs.device"], capture_output=True).returncode != 0:
+        pytest.skip("needs Debian's python3-pyverbs")
+    scenario = Scenario([Fault("errno", call="reg_mr", nth=2, errno="ENOMEM")])
+    with (
+        Injection(scenario, "shim") as injection,
+        foreign("/usr/bin/python3", injection, "-c", code) as program,
+    ):
+        ended = program.finish()
+        assert ended.status == 1
+        assert "Errno: 12" in ended.err
+        injection.report().check()
