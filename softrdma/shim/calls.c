@@ -297,8 +297,11 @@ static struct ibv_cq *stand_in_ibv_create_cq(unsigned library, struct ibv_contex
     take_context(library, ibv);
     int error = call_fault(PLACE_CALL_CREATE_CQ, NULL, (uint64_t)live[LIVE_CQ]);
 
-    struct ibv_cq *cq =
-        error == 0 ? REAL(library, ibv_create_cq)(ibv, cqe, cq_context, channel, vector) : null_with(error);
+    if (error != 0)
+        return null_with(error);
+    struct ibv_comp_channel copy, *real = creation_begin(ibv, channel, &copy);
+    struct ibv_cq *cq = REAL(library, ibv_create_cq)(ibv, cqe, cq_context, real, vector);
+    creation_end(ibv, channel, &copy, cq);
     if (cq != NULL) {
         live[LIVE_CQ]++;
         lock();
@@ -361,7 +364,11 @@ static struct ibv_srq *stand_in_ibv_create_srq(unsigned library, struct ibv_pd *
     take_context(library, pd->context);
     int error = call_fault(PLACE_CALL_CREATE_SRQ, NULL, (uint64_t)live[LIVE_SRQ]);
 
-    struct ibv_srq *srq = error == 0 ? REAL(library, ibv_create_srq)(pd, attributes) : null_with(error);
+    if (error != 0)
+        return null_with(error);
+    creation_begin(pd->context, NULL, NULL);
+    struct ibv_srq *srq = REAL(library, ibv_create_srq)(pd, attributes);
+    creation_end(pd->context, NULL, NULL, NULL);
     live[LIVE_SRQ] += srq != NULL;
     return srq;
 }
@@ -379,7 +386,11 @@ static struct ibv_qp *stand_in_ibv_create_qp(unsigned library, struct ibv_pd *pd
     take_context(library, pd->context);
     int error = call_fault(PLACE_CALL_CREATE_QP, NULL, (uint64_t)live[LIVE_QP]);
 
-    struct ibv_qp *qp = error == 0 ? REAL(library, ibv_create_qp)(pd, attributes) : null_with(error);
+    if (error != 0)
+        return null_with(error);
+    creation_begin(pd->context, NULL, NULL);
+    struct ibv_qp *qp = REAL(library, ibv_create_qp)(pd, attributes);
+    creation_end(pd->context, NULL, NULL, NULL);
     if (qp != NULL) {
         live[LIVE_QP]++;
         lock();

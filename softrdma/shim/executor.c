@@ -195,12 +195,12 @@ const struct fault *message_fault(const struct qp *qp, enum fault_operation oper
     return fault;
 }
 
-bool has_request_faults(void)
+bool has_faults_at(enum fault_at at)
 {
     if (!scenario_usable())
         return false;
     for (unsigned i = 0; i < scenario_faults(scenario); i++)
-        if (scenario_fault(scenario, i)->at == AT_REQUEST)
+        if (scenario_fault(scenario, i)->at == at)
             return true;
     return false;
 }

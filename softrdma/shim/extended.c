@@ -679,7 +679,11 @@ static struct ibv_cq_ex *create_cq_ex(struct ibv_context *ibv, struct ibv_cq_ini
         errno = error;
         return NULL;
     }
-    struct ibv_cq_ex *ex = context.create_cq_ex(ibv, attributes);
+    struct ibv_cq_init_attr_ex wanted = *attributes;
+    struct ibv_comp_channel copy;
+    wanted.channel = creation_begin(ibv, attributes->channel, &copy);
+    struct ibv_cq_ex *ex = context.create_cq_ex(ibv, &wanted);
+    creation_end(ibv, attributes->channel, &copy, (struct ibv_cq *)ex);
     if (ex != NULL) {
         live[LIVE_CQ]++;
         lock();
@@ -699,7 +703,9 @@ static struct ibv_qp *create_qp_ex(struct ibv_context *ibv, struct ibv_qp_init_a
         errno = error;
         return NULL;
     }
+    creation_begin(ibv, NULL, NULL);
     struct ibv_qp *made = context.create_qp_ex(ibv, attributes);
+    creation_end(ibv, NULL, NULL, NULL);
     if (made != NULL) {
         live[LIVE_QP]++;
         lock();
@@ -719,9 +725,29 @@ static struct ibv_srq *create_srq_ex(struct ibv_context *ibv, struct ibv_srq_ini
         errno = error;
         return NULL;
     }
+    creation_begin(ibv, NULL, NULL);
     struct ibv_srq *srq = context.create_srq_ex(ibv, attributes);
+    creation_end(ibv, NULL, NULL, NULL);
     live[LIVE_SRQ] += srq != NULL;
     return srq;
+}
+
+static struct ibv_wq *create_wq(struct ibv_context *ibv, struct ibv_wq_init_attr *attributes)
+{
+    ENTER(ibv)
+    creation_begin(ibv, NULL, NULL);
+    struct ibv_wq *wq = context.create_wq(ibv, attributes);
+    creation_end(ibv, NULL, NULL, NULL);
+    return wq;
+}
+
+static struct ibv_qp *open_qp(struct ibv_context *ibv, struct ibv_qp_open_attr *attributes)
+{
+    ENTER(ibv)
+    creation_begin(ibv, NULL, NULL);
+    struct ibv_qp *qp = context.open_qp(ibv, attributes);
+    creation_end(ibv, NULL, NULL, NULL);
+    return qp;
 }
 
 static struct ibv_mr *reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t offset, size_t length, unsigned access)
@@ -769,6 +795,8 @@ const struct verbs_context extended_stand_ins = {
     .create_cq_ex = create_cq_ex,
     .create_qp_ex = create_qp_ex,
     .create_srq_ex = create_srq_ex,
+    .create_wq = create_wq,
+    .open_qp = open_qp,
     .reg_dm_mr = reg_dm_mr,
     .alloc_null_mr = alloc_null_mr,
     .query_port = query_port,

@@ -107,6 +107,8 @@ static bool is_taken(const struct ibv_context *ibv)
     DO(create_cq_ex)     \
     DO(create_qp_ex)     \
     DO(create_srq_ex)    \
+    DO(create_wq)        \
+    DO(open_qp)          \
     DO(reg_dm_mr)        \
     DO(alloc_null_mr)    \
     DO(query_port)
@@ -143,7 +145,8 @@ struct context *context_of(unsigned library, struct ibv_context *ibv)
     context->library = library;
     context->ops = ibv->ops;
     context->real_fd = ibv->async_fd;
-    context->fd = eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
+    /* Nobody reads the field while a device is opened. Later it changes for calls that create (creation_begin()). */
+    context->fd = has_faults_at(AT_ADAPTER) ? eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC) : -1;
     if (context->fd >= 0) {
         fcntl(context->real_fd, F_SETFL, fcntl(context->real_fd, F_GETFL) | O_NONBLOCK);
         ibv->async_fd = context->fd;
@@ -249,6 +252,39 @@ void channel_forget(struct channel *channel)
     object_free(&channel->object);
 }
 
+/* ---- Creating ---- */
+
+struct ibv_comp_channel *creation_begin(struct ibv_context *ibv, struct ibv_comp_channel *channel,
+                                        struct ibv_comp_channel *copy)
+{
+    lock();
+    struct context *context = (struct context *)object_find(OBJECT_CONTEXT, ibv);
+    struct channel *known = channel != NULL ? (struct channel *)object_find(OBJECT_CHANNEL, channel) : NULL;
+    if (context == NULL || ibv->cmd_fd < 0)
+        return channel;
+    if (context->fd >= 0)
+        ibv->async_fd = context->real_fd;
+    if (known == NULL)
+        return channel;
+    *copy = *channel;
+    copy->fd = known->real_fd;
+    return copy;
+}
+
+void creation_end(struct ibv_context *ibv, struct ibv_comp_channel *channel, struct ibv_comp_channel *copy,
+                  struct ibv_cq *cq)
+{
+    struct context *context = (struct context *)object_find(OBJECT_CONTEXT, ibv);
+
+    if (context != NULL && context->fd >= 0)
+        ibv->async_fd = context->fd;
+    if (cq != NULL && cq->channel == copy && copy != NULL) {
+        cq->channel = channel;
+        channel->refcnt++;
+    }
+    unlock();
+}
+
 /* ---- Completion queues ---- */
 
 struct cq *cq_of(struct ibv_cq *ibv)
@@ -337,7 +373,7 @@ struct qp *qp_of(struct ibv_qp *ibv)
     if (REAL(context->library, ibv_query_qp)(ibv, &attributes, IBV_QP_CAP, &initial) == 0)
         qp->all_signaled = initial.sq_sig_all != 0;
     /* Its silent requests have completions too. */
-    if (!qp->all_signaled && qp->send_cq != NULL && has_request_faults()) {
+    if (!qp->all_signaled && qp->send_cq != NULL && has_faults_at(AT_REQUEST)) {
         struct ibv_cq *queue = qp->send_cq->ibv;
         qp->send_cq->slots += initial.cap.max_send_wr;
         REAL(context->library, ibv_resize_cq)(queue, queue->cqe + (int)initial.cap.max_send_wr);

@@ -47,6 +47,8 @@ struct context {
     struct ibv_cq_ex *(*create_cq_ex)(struct ibv_context *, struct ibv_cq_init_attr_ex *);
     struct ibv_qp *(*create_qp_ex)(struct ibv_context *, struct ibv_qp_init_attr_ex *);
     struct ibv_srq *(*create_srq_ex)(struct ibv_context *, struct ibv_srq_init_attr_ex *);
+    struct ibv_wq *(*create_wq)(struct ibv_context *, struct ibv_wq_init_attr *);
+    struct ibv_qp *(*open_qp)(struct ibv_context *, struct ibv_qp_open_attr *);
     struct ibv_mr *(*reg_dm_mr)(struct ibv_pd *, struct ibv_dm *, uint64_t, size_t, unsigned);
     struct ibv_mr *(*alloc_null_mr)(struct ibv_pd *);
     int (*query_port)(struct ibv_context *, uint8_t, struct ibv_port_attr *, size_t);
@@ -177,7 +179,7 @@ const struct fault *request_fault(struct qp *qp, enum fault_operation operation,
                                   uint64_t size, const void *content, size_t content_size);
 const struct fault *message_fault(const struct qp *qp, enum fault_operation operation, uint64_t size,
                                   const void *content, size_t content_size, uint64_t *random);
-bool has_request_faults(void);
+bool has_faults_at(enum fault_at at);
 uint64_t now_ns(void);
 
 /* objects.c. With the lock. */
@@ -192,6 +194,13 @@ struct context *context_of(unsigned library, struct ibv_context *ibv);
 struct channel *channel_of(struct ibv_comp_channel *ibv);
 struct cq *cq_of(struct ibv_cq *ibv);
 struct qp *qp_of(struct ibv_qp *ibv);
+/* Before and after a call that creates. It has the lock meanwhile. rdma-core tells the kernel the descriptors of the
+ * context and of the channel, so these have to be the library's: the context's for this time, the channel's in a copy,
+ * which is the result. `copy` is room for it, and NULL if there is no channel to the object. */
+struct ibv_comp_channel *creation_begin(struct ibv_context *ibv, struct ibv_comp_channel *channel,
+                                        struct ibv_comp_channel *copy);
+void creation_end(struct ibv_context *ibv, struct ibv_comp_channel *channel, struct ibv_comp_channel *copy,
+                  struct ibv_cq *cq);
 /* Before the library destroys it: puts back what was replaced. */
 void context_forget(struct context *context);
 void channel_forget(struct channel *channel);

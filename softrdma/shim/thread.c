@@ -44,8 +44,10 @@ static void async_add(struct context *context, const struct ibv_async_event *ibv
 {
     struct async_event **at = &context->events, *event = adapter_loses_events() ? NULL : calloc(1, sizeof *event);
 
-    if (event == NULL)
+    if (event == NULL || context->fd < 0) {
+        free(event);
         return;
+    }
     while (*at != NULL)
         at = &(*at)->next;
     event->ibv = *ibv;

@@ -249,7 +249,7 @@ static void build(int count)
         if (i == 0 || !options.list)
             ibv_wr_start(ex);
         ex->wr_id = i;
-        ex->wr_flags = flags_of(i);
+        ex->wr_flags = flags_of(i) | (i % 2 == 1 ? IBV_SEND_INLINE : 0);
         if (options.write)
             ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)memory + SIZE);
         else
