@@ -22,7 +22,7 @@ from ndpy.platforms.verbs import softverbs
 RETRIES, FLUSHED = 12, 5
 WAYS = ["list", "events", "solicited", "silent=3", "events silent=3", "srq", "write events silent=2"]
 
-FAULTY = Path(__file__).with_name("faulty.py")
+SHIMMED = Path(__file__).with_name("shimmed.py")
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -169,7 +169,7 @@ def test_what_ndpy_sees_of_it(situation, fault, saw):
     """ndpy finds its functions with dlsym()."""
     with Injection(Scenario([fault]), "shim") as injection:
         done = subprocess.run(
-            [sys.executable, FAULTY, situation],
+            [sys.executable, SHIMMED, situation],
             env=injection.environment(),
             capture_output=True,
             text=True,

@@ -1,6 +1,6 @@
 """What test_shim.py runs over the shim, each in a process of its own. Each prints what the program saw.
 
-python faulty.py NAME [ADAPTER]
+python shimmed.py NAME [ADAPTER]
 """
 
 from __future__ import annotations
