@@ -111,7 +111,9 @@ static bool outlives(enum fault_call call)
 {
     switch (call) {
     case PLACE_CALL_DEREG_MR:
+    case PLACE_CALL_MODIFY_QP:
     case PLACE_CALL_POLL_CQ:
+    case PLACE_CALL_REQ_NOTIFY_CQ:
     case PLACE_CALL_GET_CQ_EVENT:
     case PLACE_CALL_GET_ASYNC_EVENT:
     case PLACE_CALL_QUERY_PORT:

@@ -527,7 +527,7 @@ static int complete(struct qp *qp, struct batch *batch)
     uint64_t wr_id = qp->extended->wr_id;
     unsigned flags = qp->extended->wr_flags;
     bool begun = false, failing = qp->failing;
-    int error = batch->error;
+    int error = batch->error != 0 ? batch->error : call_fault_locked(PLACE_CALL_POST_SEND, qp, 0);
 
     for (struct request *request = batch->first; error == 0 && request != NULL; request = request->next) {
         size_t content_size;
@@ -538,7 +538,7 @@ static int complete(struct qp *qp, struct batch *batch)
                                                   operation_of(request->opcode), request->size, content, content_size)
                                     : NULL;
         if (record == NULL) {
-            error = error != 0 ? error : ENOMEM;
+            error = adapter_gone() ? EIO : ENOMEM;
             break;
         }
         queue_add(&records, record);

@@ -430,8 +430,8 @@ static const enum ibv_wc_opcode wc_opcodes[FAULT_OPERATIONS] = {
 struct record *send_record(struct qp *qp, uint64_t wr_id, bool signaled, enum fault_operation operation, uint64_t size,
                            const void *content, size_t content_size)
 {
-    struct record *record = record_new();
-
+    adapter_at_request(qp);
+    struct record *record = adapter_gone() ? NULL : record_new();
     if (record == NULL)
         return NULL;
     record->wr_id = wr_id;
@@ -440,7 +440,6 @@ struct record *send_record(struct qp *qp, uint64_t wr_id, bool signaled, enum fa
     record->operation = operation;
     record->wc_opcode = wc_opcodes[operation];
     record->visible = signaled || qp->all_signaled;
-    adapter_at_request(qp);
     qp->sent += size;
     if (qp->ends && qp->sent > qp->ends_after && !qp->failing)
         qp->failing = qp->ending = true;
@@ -473,17 +472,13 @@ void after_posting(struct qp *qp)
 
 static int post_send(unsigned library, struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
-    int error = 0;
+    int error;
 
     lock();
     struct context *context = context_of(library, ibv->context);
     struct qp *qp = context != NULL ? qp_of(ibv) : NULL;
-    if (qp == NULL)
-        error = ENOMEM;
+    error = qp == NULL ? ENOMEM : call_fault_locked(PLACE_CALL_POST_SEND, qp, 0);
     for (; error == 0 && wr != NULL; wr = wr->next) {
-        error = call_fault_locked(PLACE_CALL_POST_SEND, qp, 0);
-        if (error != 0)
-            break;
         struct ibv_send_wr copy = *wr;
         uint64_t size = 0;
         bool may_read = wr->num_sge > 0 && (wr->opcode == IBV_WR_SEND || wr->opcode == IBV_WR_SEND_WITH_IMM ||
@@ -495,7 +490,7 @@ static int post_send(unsigned library, struct ibv_qp *ibv, struct ibv_send_wr *w
             qp, wr->wr_id, (wr->send_flags & IBV_SEND_SIGNALED) != 0, operation_of(wr->opcode), size,
             may_read ? (const void *)(uintptr_t)wr->sg_list[0].addr : NULL, may_read ? wr->sg_list[0].length : 0);
         if (record == NULL) {
-            error = ENOMEM;
+            error = adapter_gone() ? EIO : ENOMEM;
             break;
         }
         if (!record->absent) {
@@ -572,24 +567,24 @@ static int keep_late(struct qp *qp, const struct ibv_recv_wr *wr, struct record 
 
 static int post_recv(unsigned library, struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
-    int error = 0;
+    int error;
 
     lock();
     struct context *context = context_of(library, ibv->context);
     struct qp *qp = context != NULL ? qp_of(ibv) : NULL;
-    if (qp == NULL)
-        error = ENOMEM;
+    error = qp == NULL ? ENOMEM : call_fault_locked(PLACE_CALL_POST_RECV, qp, 0);
     for (; error == 0 && wr != NULL; wr = wr->next) {
-        error = call_fault_locked(PLACE_CALL_POST_RECV, qp, 0);
-        if (error != 0)
+        adapter_at_request(qp);
+        if (adapter_gone()) {
+            error = EIO;
             break;
+        }
         struct ibv_recv_wr copy = *wr, *refused;
         struct record *record = receive_record(qp, wr->wr_id);
         if (record == NULL) {
             error = ENOMEM;
             break;
         }
-        adapter_at_request(qp);
         uint64_t size = 0;
         for (int i = 0; i < wr->num_sge; i++)
             size += wr->sg_list[i].length;
@@ -616,18 +611,18 @@ static int post_recv(unsigned library, struct ibv_qp *ibv, struct ibv_recv_wr *w
 
 static int post_srq_recv(unsigned library, struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
-    int error = 0;
+    int error;
 
     lock();
     struct context *context = context_of(library, ibv->context);
-    if (context == NULL)
-        error = ENOMEM;
+    error = context == NULL ? ENOMEM : call_fault_locked(PLACE_CALL_POST_SRQ_RECV, NULL, 0);
     for (; error == 0 && wr != NULL; wr = wr->next) {
-        error = call_fault_locked(PLACE_CALL_POST_SRQ_RECV, NULL, 0);
-        if (error != 0)
-            break;
         struct ibv_recv_wr copy = *wr, *refused;
         adapter_at_request(NULL);
+        if (adapter_gone()) {
+            error = EIO;
+            break;
+        }
         struct record *record = receive_record(NULL, wr->wr_id);
         if (record == NULL) {
             error = ENOMEM;

@@ -11,14 +11,6 @@
 
 static int epoll_fd = -1, wake_fd = -1;
 
-void thread_wake(void)
-{
-    const uint64_t one = 1;
-
-    if (wake_fd >= 0 && write(wake_fd, &one, sizeof one) < 0)
-        return;
-}
-
 static void add_event(int fd)
 {
     const uint64_t one = 1;
@@ -172,6 +164,14 @@ fail:
         close(wake_fd);
     epoll_fd = wake_fd = -1;
     return false;
+}
+
+void thread_wake(void)
+{
+    const uint64_t one = 1;
+
+    if (start() && write(wake_fd, &one, sizeof one) < 0)
+        return;
 }
 
 bool thread_watch(int fd, struct object *object)
