@@ -30,6 +30,16 @@
 #define PATIENCE_MS 2000
 #define WATCH_MS    100
 
+/* How far a pairing is, and what moves it. 0: this event does nothing in this state. */
+enum pairing_state { LOOKING = 1, CONNECTED, LEFT /* the peer has gone */, OVER, PAIRING_STATES };
+enum pairing_event { PEER_FOUND, PEER_GONE, QP_FAILED, GIVEN_UP, PAIRING_EVENTS };
+
+static const enum pairing_state next_states[PAIRING_STATES][PAIRING_EVENTS] = {
+    [LOOKING] = {[PEER_FOUND] = CONNECTED, [PEER_GONE] = LEFT, [QP_FAILED] = OVER, [GIVEN_UP] = OVER},
+    [CONNECTED] = {[PEER_GONE] = LEFT, [GIVEN_UP] = OVER},
+    [LEFT] = {[GIVEN_UP] = OVER},
+};
+
 /* What connects a queue pair. It has references of its own: the queue pair's destruction only marks it. */
 struct pairing {
     _Atomic int32_t references;
@@ -43,14 +53,12 @@ struct pairing {
     uint32_t peer_psn;
     _Atomic uint32_t psn; /* NO_PSN until the queue pair may send */
     uint32_t inbound, outbound;
-    bool active, done;
-    bool left; /* the peer has gone */
-    _Atomic bool connected;
+    bool active; /* this end connects */
+    enum pairing_state state;
     struct timer timer; /* until the next attempt; holds a reference while set */
     uint32_t wait_ms;
     struct timer watch; /* while it is not connected; holds a reference while set */
-    bool watching;
-    uint64_t asked_ms; /* since when requests have waited; 0: none has */
+    uint64_t asked_ms;  /* since when requests have waited; 0: none has */
     uint64_t patience_ms;
 };
 
@@ -63,6 +71,22 @@ static void pairing_drop(struct pairing *pairing)
     object_drop(&pairing->engine->object);
     pthread_mutex_destroy(&pairing->lock);
     free(pairing);
+}
+
+/* Under its lock. Returns whether the state is another one now. */
+static bool move(struct pairing *pairing, enum pairing_event event)
+{
+    enum pairing_state next = next_states[pairing->state][event];
+
+    if (next != 0)
+        pairing->state = next;
+    return next != 0;
+}
+
+/* Whether attempts and offers still count. Under its lock. */
+static bool is_open(const struct pairing *pairing)
+{
+    return pairing->state == LOOKING || pairing->state == CONNECTED;
 }
 
 /* Under its lock. The caller has another reference. */
@@ -95,7 +119,7 @@ static void timer_ran_out(struct timer *timer)
 static void give_up(struct pairing *pairing, nd_status first)
 {
     pthread_mutex_lock(&pairing->lock);
-    pairing->done = true;
+    move(pairing, GIVEN_UP);
     struct connector *connector = take_connector(pairing);
     struct soft_qp *qp = pairing->qp;
     if (qp != NULL)
@@ -110,9 +134,8 @@ static void look_at_requests(struct timer *timer);
 /* Under its lock. */
 static void watch(struct pairing *pairing)
 {
-    if (pairing->watching)
+    if (pairing->watch.set)
         return;
-    pairing->watching = true;
     pairing->references++;
     timer_set(&pairing->watch, WATCH_MS, look_at_requests);
 }
@@ -127,8 +150,7 @@ static void let_go(struct pairing *pairing)
     }
     pthread_mutex_lock(&pairing->lock);
     struct connector *connector = take_connector(pairing);
-    if (!pairing->done) {
-        pairing->done = pairing->left = true;
+    if (move(pairing, PEER_GONE)) {
         pairing->asked_ms = 0;
         watch(pairing);
     }
@@ -142,11 +164,10 @@ static void look_at_requests(struct timer *timer)
     uint64_t now = now_ms();
 
     pthread_mutex_lock(&pairing->lock);
-    pairing->watching = false;
     if (pairing->asked_ms == 0 && qp_has_requests(pairing->engine))
         pairing->asked_ms = now;
     bool over = pairing->qp == NULL ||
-                (pairing->left ? qp_state(pairing->engine) != QP_LINGERING : pairing->done || pairing->connected);
+                (pairing->state == LEFT ? qp_state(pairing->engine) != QP_LINGERING : pairing->state != LOOKING);
     bool late = !over && pairing->asked_ms != 0 && now - pairing->asked_ms > pairing->patience_ms;
     if (!over && !late)
         watch(pairing);
@@ -165,7 +186,7 @@ static void try_again(struct pairing *pairing, struct connector *connector)
     bool mine = pairing->connector == connector;
     if (mine)
         pairing->connector = NULL;
-    if (mine && !pairing->done && !pairing->timer.set) {
+    if (mine && is_open(pairing) && !pairing->timer.set) {
         pairing->references++;
         timer_set(&pairing->timer, pairing->wait_ms, timer_ran_out);
         pairing->wait_ms = pairing->wait_ms * 2 < RETRY_MAX_MS ? pairing->wait_ms * 2 : RETRY_MAX_MS;
@@ -185,8 +206,9 @@ static void offered(struct pairing *pairing, struct connector *connector)
         return;
     }
     pthread_mutex_lock(&pairing->lock);
-    bool mine = pairing->connector == connector && !pairing->done;
-    pairing->connected = pairing->connected || mine;
+    bool mine = pairing->connector == connector;
+    if (mine)
+        move(pairing, PEER_FOUND);
     pthread_mutex_unlock(&pairing->lock);
     if (mine && connector_complete(connector, NULL) != ND_SUCCESS)
         give_up(pairing, ND_IO_TIMEOUT);
@@ -203,7 +225,8 @@ static void take_news(void *owner, struct connector *connector, enum connector_n
         break;
     case NEWS_ESTABLISHED:
         pthread_mutex_lock(&pairing->lock);
-        pairing->connected = pairing->connected || pairing->connector == connector;
+        if (pairing->connector == connector)
+            move(pairing, PEER_FOUND);
         pthread_mutex_unlock(&pairing->lock);
         break;
     case NEWS_ENDED:
@@ -235,9 +258,9 @@ static void try_to_connect(struct pairing *pairing)
     nd_status status;
 
     pthread_mutex_lock(&pairing->lock);
-    bool done = pairing->done;
+    bool open = is_open(pairing);
     pthread_mutex_unlock(&pairing->lock);
-    if (done)
+    if (!open)
         return;
     struct sockaddr_storage own = pairing->own;
     socket_handle handle = socket_for_connecting(&own, &status);
@@ -251,12 +274,12 @@ static void try_to_connect(struct pairing *pairing)
     struct object *held = &connector->object;
     object_hold(held);
     pthread_mutex_lock(&pairing->lock);
-    done = pairing->done || pairing->connector != NULL;
-    if (!done)
+    open = is_open(pairing) && pairing->connector == NULL;
+    if (open)
         pairing->connector = connector;
     uint32_t psn = pairing->psn;
     pthread_mutex_unlock(&pairing->lock);
-    if (done) {
+    if (!open) {
         connector_close(connector);
         object_drop(held);
         return;
@@ -284,7 +307,7 @@ static void accept_for(struct pairing *pairing, struct connector *connector)
 
     object_hold(held); /* as in try_to_connect */
     pthread_mutex_lock(&pairing->lock);
-    bool refused = pairing->done || pairing->connected ||
+    bool refused = pairing->state != LOOKING ||
                    (pairing->connector != NULL && connector_state(pairing->connector) == CONNECTOR_ESTABLISHED);
     struct connector *other = refused ? connector : pairing->connector;
     if (!refused)
@@ -451,6 +474,7 @@ int pairing_check(struct soft_qp *qp)
     int error = pairing->active ? 0 : number_listen(qp, &own, arrived, &pairing->ear);
     if (error == 0) {
         pairing->references = 1;
+        pairing->state = LOOKING;
         pthread_mutex_init(&pairing->lock, NULL);
         pairing->qp = qp;
         pairing->engine = qp->qp;
@@ -502,7 +526,7 @@ void pairing_ready(struct soft_qp *qp)
     }
     /* An attempt without the PSN is made again. */
     pthread_mutex_lock(&pairing->lock);
-    bool waits = !pairing->done && !pairing->connected;
+    bool waits = pairing->state == LOOKING;
     struct connector *incomplete = waits ? take_connector(pairing) : NULL;
     cancel(pairing, &pairing->timer);
     pthread_mutex_unlock(&pairing->lock);
@@ -529,9 +553,7 @@ void pairing_stop(struct soft_qp *qp)
     if (pairing == NULL)
         return;
     pthread_mutex_lock(&pairing->lock);
-    struct connector *connector = pairing->connected ? NULL : take_connector(pairing);
-    if (!pairing->connected)
-        pairing->done = true;
+    struct connector *connector = move(pairing, QP_FAILED) ? take_connector(pairing) : NULL;
     cancel(pairing, &pairing->timer);
     pthread_mutex_unlock(&pairing->lock);
     connector_close(connector);
@@ -546,7 +568,7 @@ void pairing_close(struct soft_qp *qp)
     if (pairing == NULL)
         return;
     pthread_mutex_lock(&pairing->lock);
-    pairing->done = true;
+    move(pairing, GIVEN_UP);
     pairing->qp = NULL;
     struct connector *connector = take_connector(pairing);
     cancel(pairing, &pairing->timer);
