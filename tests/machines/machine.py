@@ -24,7 +24,6 @@ _LAYERS = {"InfiniBand": 1, "Ethernet": 2, "Unspecified": 0}
 _GID_TYPES = {"IB": 0, "RoCE v1": 1, "RoCE v2": 2}
 # What /sys says of each type.
 _GID_TYPE_FILES = {"IB": "IB/RoCE v1", "RoCE v1": "IB/RoCE v1", "RoCE v2": "RoCE v2"}
-_VERBS_DRIVERS = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_re", "ice": "irdma", "hns3": "hns"}
 
 
 @dataclass

@@ -162,10 +162,3 @@ void complete(uint64_t id, uint32_t opcode, uint32_t status, uint32_t bytes, uin
                                                         .qp_num = 77,
                                                         .vendor_err = 88};
 }
-
-/* Store the results of the last call: all of its requests, or only the last one. */
-void complete_last(int32_t all)
-{
-    for (int32_t place = all ? 0 : in_call - 1; place < in_call; place++)
-        complete(calls[place % MOST].id, 0, 0, 0, 0, 0);
-}
