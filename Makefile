@@ -193,7 +193,7 @@ bench-register: windows
 	@.venv/bin/python -m compileall -q ndpy benchmarks
 	.venv/bin/ndpy vm run --vm --icount --adapter rxe --limit 600 -- .venv/bin/python benchmarks/registration.py rxe0
 	.venv/bin/ndpy vm run --vm --adapter rxe --limit 600 -- .venv/bin/python benchmarks/registration.py rxe0
-	NDPY_PROVIDER='softrdma\build\softnd.dll' SOFTND_DELAY_REGISTRATION_MS=1 rig/wine-python benchmarks/registration.py softnd0
+	NDPY_PROVIDER='softrdma\build\softnd.dll' NDPY_FAULTS=benchmarks/slow_registration.scenario rig/wine-python benchmarks/registration.py softnd0
 
 lint: setup
 	.venv/bin/ruff check .

@@ -1,7 +1,6 @@
 #include "adapter.h"
 #include "face.h"
 #include "stream.h"
-#include "trace.h"
 
 void adapter_remove(struct adapter *adapter)
 {
@@ -11,21 +10,23 @@ void adapter_remove(struct adapter *adapter)
     face_adapter_removed(adapter);
 }
 
-bool adapter_request(struct adapter *adapter)
+nd_status adapter_start(struct adapter *adapter, const struct object_class *class, void *face)
 {
-    if (adapter->switches.remove_after_requests != SWITCH_OFF &&
-        (uint64_t)++adapter->requests > adapter->switches.remove_after_requests && !adapter_gone(adapter)) {
-        TRACE("adapter %p: removed by REMOVE_AFTER_REQUESTS", (void *)adapter);
-        adapter_remove(adapter);
-    }
-    return !adapter_gone(adapter);
+    nd_status status = faults_use(&adapter->faults);
+
+    if (status != ND_SUCCESS)
+        return status;
+    adapter->settings = settings_read();
+    tokens_start(&adapter->tokens);
+    if (!object_start(&adapter->object, class, NULL, face))
+        return ND_INSUFFICIENT_RESOURCES;
+    faults_start_timed(adapter);
+    return ND_SUCCESS;
 }
 
-bool adapter_start(struct adapter *adapter, const struct object_class *class, void *face)
+void adapter_closed(struct object *object)
 {
-    adapter->switches = switches_read();
-    tokens_start(&adapter->tokens);
-    return object_start(&adapter->object, class, NULL, face);
+    faults_stop_timed(CONTAINER_OF(object, struct adapter, object));
 }
 
 void adapter_end(struct adapter *adapter)

@@ -1,10 +1,12 @@
-/* The adapter: limits, switches, and the token table of its memory. */
+/* The adapter: limits, settings, faults, and the token table of its memory. */
 #ifndef ENGINE_ADAPTER_H
 #define ENGINE_ADAPTER_H
 
 #include "memory.h"
 #include "object.h"
-#include "switches.h"
+#include "faults.h"
+#include "settings.h"
+#include "transport.h"
 
 #define MAX_REGISTRATION_SIZE ((size_t)1 << 36)
 #define MAX_SGE               16u
@@ -21,31 +23,41 @@
 
 struct adapter {
     struct object object;
-    struct switches switches;
+    struct settings settings;
+    struct faults *faults; /* NULL: none */
     struct token_table tokens;
-    _Atomic int64_t requests;      /* counted for REMOVE_AFTER_REQUESTS */
-    _Atomic int64_t registrations; /* counted for REFUSE_REGISTRATIONS_AFTER */
+    struct timer timed; /* of faults that happen at a time; those up to these were there */
+    uint64_t timed_ms;
+    unsigned timed_number;
     _Atomic int32_t removed;
+    _Atomic bool port_down;
 };
 
 /* The number of elements that a request may have if the program asked for this many. Some programs ask for 1 and use
  * 2. */
 static inline uint32_t granted_sge(const struct adapter *adapter, uint32_t asked)
 {
-    return adapter->switches.exact_sge || asked > MIN_GRANTED_SGE ? asked : MIN_GRANTED_SGE;
+    return adapter->settings.exact_sge || asked > MIN_GRANTED_SGE ? asked : MIN_GRANTED_SGE;
 }
 
-/* adapter_start needs zeroed memory and returns false if the workers cannot be started. adapter_end does not free the
- * memory. The class is the face's. */
-bool adapter_start(struct adapter *adapter, const struct object_class *class, void *face);
+/* adapter_start needs zeroed memory. ND_INSUFFICIENT_RESOURCES: the workers cannot be started; ND_INVALID_PARAMETER:
+ * the scenario of faults cannot be used. adapter_end does not free the memory. The class is the face's, and its
+ * closed() calls adapter_closed(). */
+nd_status adapter_start(struct adapter *adapter, const struct object_class *class, void *face);
+void adapter_closed(struct object *object);
 void adapter_end(struct adapter *adapter);
-/* Counts a request. False if the adapter is gone. */
-bool adapter_request(struct adapter *adapter);
 /* Ends all connections and whatever waits. Later calls find the adapter gone. */
 void adapter_remove(struct adapter *adapter);
 static inline bool adapter_gone(const struct adapter *adapter)
 {
     return adapter->removed != 0;
+}
+/* A request is about to be posted. False if the adapter is gone. The queue pair is NULL for a shared receive queue. */
+static inline bool adapter_request(struct adapter *adapter, struct queue_pair *queue_pair)
+{
+    if (adapter->faults != NULL)
+        faults_at_adapter(adapter, queue_pair);
+    return !adapter_gone(adapter);
 }
 
 #endif

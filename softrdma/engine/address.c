@@ -1,5 +1,5 @@
 #include "address.h"
-#include "switches.h"
+#include "settings.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +42,18 @@ bool address_is_wildcard(const struct sockaddr *address)
     if (address->sa_family == AF_INET)
         return ((const struct sockaddr_in *)address)->sin_addr.s_addr == 0;
     return memcmp(&((const struct sockaddr_in6 *)address)->sin6_addr, &none, sizeof none) == 0;
+}
+
+void address_mapped(const struct sockaddr_storage *address, uint8_t *out)
+{
+    static const uint8_t prefix[12] = {[10] = 0xFF, [11] = 0xFF};
+
+    if (((const struct sockaddr *)address)->sa_family == AF_INET6) {
+        memcpy(out, &((const struct sockaddr_in6 *)address)->sin6_addr, 16);
+        return;
+    }
+    memcpy(out, prefix, sizeof prefix);
+    memcpy(out + sizeof prefix, &((const struct sockaddr_in *)address)->sin_addr, 4);
 }
 
 uint16_t address_port(const struct sockaddr *address)
@@ -94,7 +106,7 @@ bool address_is_selected(const struct sockaddr *address)
 {
     char list[2048], text[INET6_ADDRSTRLEN + 1 + IF_NAMESIZE];
 
-    if (!switches_text("ADDRESSES", list, sizeof list))
+    if (!settings_text("ADDRESSES", list, sizeof list))
         return true;
     for (char *at = list; *at != '\0';) {
         size_t length = strcspn(at, ", ");

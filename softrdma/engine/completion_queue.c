@@ -44,6 +44,8 @@ bool cq_put(struct completion_queue *cq, const struct cq_entry *entries, uint32_
             break;
         cq->added++;
         *entry_at(cq, cq->added) = entries[i];
+        if (entries[i].silent)
+            continue;
         cq->last_any = cq->added;
         if (entries[i].solicited || entries[i].result.Status != ND_SUCCESS)
             cq->last_solicited = cq->added;
@@ -98,6 +100,15 @@ void cq_notify(struct completion_queue *cq)
     }
     if (status != ND_SUCCESS)
         break_users(cq);
+}
+
+void cq_fail(struct completion_queue *cq)
+{
+    lock_acquire(&cq->lock);
+    if (cq->failure == ND_SUCCESS)
+        cq->failure = ND_BUFFER_OVERFLOW;
+    lock_release(&cq->lock);
+    cq_notify(cq);
 }
 
 void cq_enlist(struct completion_queue *cq, struct cq_user *user, struct queue_pair *queue_pair)

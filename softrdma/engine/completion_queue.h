@@ -20,6 +20,7 @@ struct cq_user {
 struct cq_entry {
     ND2_RESULT result;
     bool solicited;
+    bool silent;          /* satisfies no notification */
     int terminate;        /* the peer refused the request with this error of the wire; 0: it did not */
     uint32_t invalidated; /* a Receive: the token that the message has invalidated; 0: none */
 };
@@ -49,6 +50,8 @@ nd_status cq_create(struct adapter *adapter, uint32_t depth, void *face, struct 
  */
 bool cq_put(struct completion_queue *cq, const struct cq_entry *entries, uint32_t count, bool *notify);
 void cq_notify(struct completion_queue *cq);
+/* It fails as after an overrun. Without locks. */
+void cq_fail(struct completion_queue *cq);
 /* It has overrun, so its queue pairs end. */
 static inline bool cq_failed(const struct completion_queue *cq)
 {

@@ -209,10 +209,34 @@ static void attach(struct connector *connector, struct stream *stream)
     stream_hold(stream);
 }
 
+/* A fault ends the attempt before the peer hears of it, or goes on with the connection. The stream is locked. */
+static void begin_attempt(struct stream *stream, const struct fault *fault)
+{
+    switch (fault != NULL ? fault->kind : FAULT_KINDS) {
+    case FAULT_REFUSE:
+        stream_tell(stream, EVENT_FAILED, ND_CONNECTION_REFUSED);
+        break;
+    case FAULT_TIME_OUT:
+        stream_tell(stream, EVENT_FAILED, ND_IO_TIMEOUT);
+        break;
+    case FAULT_REJECT:
+        memcpy(stream->private_data, fault->data, fault->data_size);
+        stream->private_size = (uint32_t)fault->data_size;
+        stream_tell(stream, EVENT_REFUSED, ND_CONNECTION_REFUSED);
+        break;
+    default:
+        stream->fault = fault;
+        stream_connect(stream);
+        return;
+    }
+    stream_abort(stream);
+}
+
 nd_status connector_connect(struct connector *connector, struct queue_pair *qp, const struct sockaddr_storage *peer,
                             const struct connection_arguments *arguments, struct permit *permit)
 {
     struct stream *stream = NULL;
+    const struct fault *fault = NULL;
     nd_status status;
 
     if (arguments->private_size > MAX_PRIVATE_DATA)
@@ -239,7 +263,9 @@ nd_status connector_connect(struct connector *connector, struct queue_pair *qp, 
         attach(connector, stream);
         object_hold(&qp->object);
         connector->qp = qp;
-        connector->insists = arguments->insists ? INSIST_TIMES : 0;
+        if (connector->object.adapter->faults != NULL)
+            fault = faults_at_connection(qp, stream, false);
+        connector->insists = arguments->insists && fault == NULL ? INSIST_TIMES : 0;
         make_step(connector, CALL_CONNECT, ND_SUCCESS, NULL);
     }
     lock_release(&connector->lock);
@@ -247,7 +273,7 @@ nd_status connector_connect(struct connector *connector, struct queue_pair *qp, 
         return status;
     stream_lock(stream);
     if (status == ND_SUCCESS)
-        stream_connect(stream);
+        begin_attempt(stream, fault);
     else
         stream_abort(stream);
     stream_unlock(stream);
@@ -269,6 +295,7 @@ static nd_status replace_stream(struct connector *connector, uint8_t revision, s
     stream->own_outbound = old->own_outbound;
     memcpy(stream->own_private, old->own_private, old->own_private_size);
     stream->own_private_size = old->own_private_size;
+    stream->fault = old->fault;
     attach(connector, stream);
     *out = stream;
     return ND_SUCCESS;
@@ -419,6 +446,8 @@ nd_status connector_accept(struct connector *connector, struct queue_pair *qp,
         return status;
 
     stream_lock(stream);
+    if (connector->object.adapter->faults != NULL)
+        stream->fault = faults_at_connection(qp, stream, true);
     stream->own_inbound = smaller(smaller(arguments->inbound, MAX_READ_LIMIT), stream->peer_outbound);
     stream->own_outbound = smaller(smaller(arguments->outbound, MAX_READ_LIMIT), stream->peer_inbound);
     if (!stream_reply(stream, false, arguments->private_data, arguments->private_size))

@@ -10,12 +10,16 @@
 
 struct adapter;
 struct completion_queue;
+struct fault;
 struct listener;
 struct object;
+struct queue_pair;
 struct shared_queue;
 struct stream;
 struct window;
 
+/* What errors on stderr begin with. */
+extern const char face_name[];
 /* What the names of this face's environment variables begin with, "SOFTND_" for example. */
 extern const char face_prefix[];
 /* How long the peer's program may take to answer a request, and to send the first message after its offer was accepted.
@@ -32,7 +36,11 @@ void face_below_threshold(struct shared_queue *srq);
 /* The peer has invalidated the window. Returns the context of an entry for the receive queue, which precedes the
  * Receive; NULL: no entry. Called under the token table's lock. */
 void *face_window_invalidated(struct window *window);
-/* The adapter has just been removed by its switch: ends whatever waits on it. */
+/* Whether the face can do this fault: of a call, of the adapter. The engine does the others. */
+bool face_can(const struct fault *fault);
+/* A fault of the adapter happens. `queue_pair` is the one that posts a request; NULL: none. */
+void face_fault(struct adapter *adapter, const struct fault *fault, struct queue_pair *queue_pair);
+/* The adapter has just been removed by a fault: ends whatever waits on it. */
 void face_adapter_removed(struct adapter *adapter);
 /* The last object is gone; the face lets go of what keeps the transport in use. */
 void face_stopping(void);

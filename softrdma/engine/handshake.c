@@ -34,7 +34,7 @@ void handshake_request_sent(struct stream *stream)
 {
     struct mpa_frame frame = {
         .revision = stream->revision,
-        .crc = stream->adapter->switches.require_crc,
+        .crc = stream->adapter->settings.require_crc,
         .enhanced = stream->revision == 2,
         .peer_to_peer = true,
         .rtr_read = true,
@@ -84,7 +84,7 @@ void handshake_reply(struct stream *stream)
     }
     stream_clear_timer(stream);
     /* A peer that was asked for CRCs and replies without them will not send any. */
-    bool no_crc = result == WIRE_OK && !frame.reject && !frame.crc && stream->adapter->switches.require_crc;
+    bool no_crc = result == WIRE_OK && !frame.reject && !frame.crc && stream->adapter->settings.require_crc;
     if (result != WIRE_OK || (frame.markers && !frame.reject) || no_crc) {
         TRACE("stream %p: not an MPA reply", (void *)stream);
         handshake_lost(stream, ND_CONNECTION_ABORTED);
@@ -100,7 +100,7 @@ void handshake_reply(struct stream *stream)
         stream_abort(stream);
         return;
     }
-    stream->crc = frame.crc || stream->adapter->switches.require_crc;
+    stream->crc = frame.crc || stream->adapter->settings.require_crc;
     stream->peer_to_peer = frame.enhanced && frame.peer_to_peer && frame.rtr_read;
     stream->may_send = true;
     stream->phase = STREAM_OFFERED;
@@ -126,7 +126,7 @@ void handshake_request(struct stream *stream)
     stream->revision = frame.revision;
     take_private_data(stream, &frame);
     take_limits(stream, &frame);
-    stream->crc = frame.crc || stream->adapter->switches.require_crc;
+    stream->crc = frame.crc || stream->adapter->settings.require_crc;
     /* Without a first message, Accept cannot know that the peer continued (H.1.1). */
     stream->peer_to_peer = frame.enhanced && frame.peer_to_peer && frame.rtr_read;
     if (frame.markers) {

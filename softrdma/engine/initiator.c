@@ -26,6 +26,9 @@
 #define RESERVE    192u
 #define SINK_TOKEN 0xFFFFFF00u /* beyond every token of the table, so no Write can use it */
 
+/* Beyond every token of the table, and none of those of queue_pair.h. */
+#define WRONG_TOKEN 0xFFFFFF10u
+
 enum progress { NOTHING, NO_ROOM, PROGRESS };
 
 static void put_trailer(struct stream *stream, uint8_t *frame, size_t size)
@@ -252,6 +255,55 @@ static bool reads_of_program_under_way(const struct queue_pair *qp)
     return false;
 }
 
+/* The scenario is asked once about each operation, when its turn comes. */
+static void ask_about(struct queue_pair *qp, struct stream *stream, struct operation *operation)
+{
+    uint8_t content[FAULT_MAX_CONTENT];
+    uint64_t length = operation->type == Nd2RequestTypeRead ? 0 : operation->length;
+    size_t size = length < sizeof content ? (size_t)length : sizeof content;
+
+    if (size > 0 && !gather(qp, operation, 0, content, size))
+        size = 0;
+    operation->asked = true;
+    operation->fault = faults_at_request(qp, stream, operation, content, size);
+    if (operation->type <= Nd2RequestTypeSend || operation->type >= Nd2RequestTypeRead)
+        operation->message_fault = faults_at_message(qp, stream, operation, content, size);
+    if (operation->message_fault != NULL && operation->message_fault->kind == FAULT_DELAY)
+        operation->due_ms = now_ms() + operation->message_fault->ms;
+    operation->silent = operation->fault != NULL && operation->fault->kind == FAULT_SILENT;
+}
+
+/* The peer gets a token that it never gave, and so refuses the operation. False: it has none that the peer looks at. */
+static bool names_wrong_memory(struct operation *operation)
+{
+    bool has_token = operation->type == Nd2RequestTypeSend ? operation->invalidates : operation->length > 0;
+
+    if (has_token)
+        operation->remote_token = htonl(WRONG_TOKEN);
+    return has_token;
+}
+
+/* NOTHING: its turn has not come. NO_ROOM: it goes on as any other. */
+static enum progress begin_with_faults(struct queue_pair *qp, struct stream *stream, struct operation *operation)
+{
+    if (!operation->asked)
+        ask_about(qp, stream, operation);
+    if (operation->due_ms > now_ms()) {
+        qp_go_on_at(qp, operation->due_ms);
+        return NOTHING;
+    }
+    operation->due_ms = 0;
+    const struct fault *fault = operation->fault;
+    if (fault == NULL || fault->kind != FAULT_STATUS ||
+        (fault->status == STATUS_REM_ACCESS_ERR && names_wrong_memory(operation)))
+        return NO_ROOM;
+    struct failure failure = fault_failure(fault, operation->type);
+    fail(qp, operation, failure.status);
+    operation->terminate = failure.terminate;
+    operation->unanswered = fault->status == STATUS_RETRY_EXC_ERR;
+    return PROGRESS;
+}
+
 static enum progress fill_operation(struct queue_pair *qp, struct stream *stream)
 {
     if (qp->started == qp->posted || qp->initiator_stopped)
@@ -259,6 +311,11 @@ static enum progress fill_operation(struct queue_pair *qp, struct stream *stream
     struct operation *operation = qp_operation(qp, qp->started);
     if ((operation->flags & ND_OP_FLAG_READ_FENCE) != 0 && reads_of_program_under_way(qp))
         return NOTHING;
+    if (qp->object.adapter->faults != NULL && qp->offset == 0) {
+        enum progress begun = begin_with_faults(qp, stream, operation);
+        if (begun != NO_ROOM)
+            return begun;
+    }
     switch (operation->type) {
     case Nd2RequestTypeRead:
         return fill_read(qp, stream, operation);
@@ -341,7 +398,8 @@ static bool in_answer(const struct queue_pair *qp)
 /* Whether the outcome of everything sent is known, or will never be. */
 static bool outcome_known(struct queue_pair *qp)
 {
-    if (qp->expired || qp->completed == qp->started || qp_operation(qp, qp->completed)->state == OPERATION_FAILED)
+    const struct operation *oldest = qp_operation(qp, qp->completed);
+    if (qp->expired || qp->completed == qp->started || oldest->state == OPERATION_FAILED || is_held(oldest))
         return true;
     /* No acknowledgement can be requested in the middle of a message. */
     return !qp->gets_receipts && qp->acknowledgements && reads_under_way(qp) == 0 &&
@@ -412,6 +470,21 @@ void qp_sent(struct queue_pair *qp, struct stream *stream)
     lock_release(&qp->lock);
 }
 
+/* Whether its completion is late. */
+static bool is_late(struct queue_pair *qp, struct operation *operation)
+{
+    const struct fault *fault = operation->fault;
+
+    if (fault == NULL || (fault->kind != FAULT_DELAY && fault->kind != FAULT_HOLD))
+        return false;
+    if (operation->due_ms == 0)
+        operation->due_ms = fault->ms == FAULT_FOREVER ? FAULT_FOREVER : now_ms() + fault->ms;
+    if (operation->due_ms <= now_ms())
+        return false;
+    qp_go_on_at(qp, operation->due_ms);
+    return true;
+}
+
 static bool is_complete(const struct queue_pair *qp, const struct stream *stream, const struct operation *operation)
 {
     if (operation->state != OPERATION_SENT || operation->type == Nd2RequestTypeRead)
@@ -430,11 +503,11 @@ void initiator_complete(struct queue_pair *qp, struct stream *stream)
         struct operation *operation = qp_operation(qp, qp->completed);
         if (operation->state == OPERATION_FAILED) {
             /* The failed operation is the oldest now: the peer is told, then the connection ends (F.6.1). */
-            if (qp->ending == QP_GOES_ON)
+            if (qp->ending == QP_GOES_ON && !operation->unanswered)
                 responder_stop(qp, stream, RDMAP_LOCAL_CATASTROPHIC, NULL);
             break;
         }
-        if (!is_complete(qp, stream, operation))
+        if (!is_complete(qp, stream, operation) || (qp->object.adapter->faults != NULL && is_late(qp, operation)))
             break;
         qp->completed++;
         operation_release(operation);
@@ -444,7 +517,8 @@ void initiator_complete(struct queue_pair *qp, struct stream *stream)
                                                         .BytesTransferred = (uint32_t)operation->length,
                                                         .QueuePairContext = qp->context,
                                                         .RequestContext = operation->context,
-                                                        .RequestType = operation->type}};
+                                                        .RequestType = operation->type},
+                                             .silent = operation->silent};
         if (count == COUNT_OF(entries)) {
             cq_put(qp->initiator_cq, entries, count, &stream->after.initiator_cq);
             count = 0;
@@ -452,6 +526,15 @@ void initiator_complete(struct queue_pair *qp, struct stream *stream)
     }
     if (count > 0)
         cq_put(qp->initiator_cq, entries, count, &stream->after.initiator_cq);
+}
+
+bool qp_unanswered(struct queue_pair *qp)
+{
+    lock_acquire(&qp->lock);
+    const struct operation *oldest = qp->completed < qp->posted ? qp_operation(qp, qp->completed) : NULL;
+    bool unanswered = oldest != NULL && oldest->state == OPERATION_FAILED && oldest->unanswered;
+    lock_release(&qp->lock);
+    return unanswered;
 }
 
 bool qp_finished(struct queue_pair *qp, bool idle, nd_status *first)

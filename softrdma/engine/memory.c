@@ -80,7 +80,7 @@ static bool region_grants(const struct adapter *adapter, const struct region *re
         return (region->flags & ND_MR_FLAG_ALLOW_LOCAL_WRITE) != 0;
     case ACCESS_READ_SINK:
         return (region->flags & ND_MR_FLAG_ALLOW_LOCAL_WRITE) != 0 &&
-               (!adapter->switches.strict_read_sink || (region->flags & ND_MR_FLAG_RDMA_READ_SINK) != 0);
+               (!adapter->settings.strict_read_sink || (region->flags & ND_MR_FLAG_RDMA_READ_SINK) != 0);
     case ACCESS_REMOTE_READ:
         return (region->flags & ND_MR_FLAG_ALLOW_REMOTE_READ) != 0;
     case ACCESS_REMOTE_WRITE:

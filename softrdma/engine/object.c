@@ -1,7 +1,7 @@
 #include "object.h"
 #include "adapter.h"
 #include "face.h"
-#include "switches.h"
+#include "settings.h"
 #include "trace.h"
 #include "transport.h"
 
@@ -80,6 +80,11 @@ int32_t object_live_count(void)
     return live_total;
 }
 
+int32_t object_live(enum object_kind kind)
+{
+    return live[kind];
+}
+
 void objects_forget(void)
 {
     for (int kind = 0; kind < KIND_COUNT; kind++)
@@ -93,7 +98,7 @@ void object_write_statistics(void)
     char text[1024];
     int length = 0;
 
-    if (!switches_text("STATISTICS", name, sizeof name))
+    if (!settings_text("STATISTICS", name, sizeof name))
         return;
     for (int kind = 0; kind < KIND_COUNT; kind++)
         length += snprintf(text + length, sizeof text - (size_t)length, "%s: %d created, %d leaked\n", kind_names[kind],

@@ -54,6 +54,7 @@ void object_drop(struct object *object);
 void object_close(struct object *object);
 
 int32_t object_live_count(void);
+int32_t object_live(enum object_kind kind);
 void registration_made(void);
 void registration_ended(void);
 /* In a forked child: counts from 0 on. */

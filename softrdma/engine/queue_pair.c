@@ -129,7 +129,7 @@ static void flush_initiator(struct queue_pair *qp, nd_status first, bool *notify
         nd_status status = operation->state == OPERATION_FAILED ? operation->status : first;
         bool taken = operation->state == OPERATION_SENT && operation->type != Nd2RequestTypeRead &&
                      qp->completed < qp->acknowledged;
-        bool done = operation->state == OPERATION_DONE || taken;
+        bool done = (operation->state == OPERATION_DONE || taken) && !is_held(operation);
         struct cq_entry entry = canceled(qp, operation->context, operation->type, done ? ND_SUCCESS : status);
         entry.terminate = operation->state == OPERATION_FAILED ? operation->terminate : 0;
         operation_release(operation);
@@ -161,11 +161,34 @@ static void flush_receives(struct queue_pair *qp, bool *notify)
     }
 }
 
-static void publish(struct queue_pair *qp, struct stream *stream)
+/* How many of the entries are not late. `all`: what is late is given at once, what would never come is canceled. */
+static uint32_t publishable(struct queue_pair *qp, bool all)
 {
-    if (qp->entry_count > 0)
-        cq_put(qp->receive_cq, qp->entries, qp->entry_count, &stream->after.receive_cq);
-    qp->entry_count = 0;
+    for (uint32_t i = 0; i < qp->entry_count; i++) {
+        uint64_t due_ms = qp->entries_due_ms[i];
+        if (!all && due_ms > now_ms()) {
+            qp_go_on_at(qp, due_ms);
+            return i;
+        }
+        if (due_ms == FAULT_FOREVER) {
+            qp->entries[i].result.Status = ND_CANCELED;
+            qp->entries[i].result.BytesTransferred = 0;
+        }
+    }
+    return qp->entry_count;
+}
+
+static void publish(struct queue_pair *qp, struct stream *stream, bool all)
+{
+    uint32_t count = qp->object.adapter->faults == NULL ? qp->entry_count : publishable(qp, all);
+
+    if (count > 0)
+        cq_put(qp->receive_cq, qp->entries, count, &stream->after.receive_cq);
+    qp->entry_count -= count;
+    if (qp->entry_count > 0) {
+        memmove(qp->entries, qp->entries + count, qp->entry_count * sizeof qp->entries[0]);
+        memmove(qp->entries_due_ms, qp->entries_due_ms + count, qp->entry_count * sizeof qp->entries_due_ms[0]);
+    }
 }
 
 void qp_publish(struct queue_pair *qp, struct stream *stream)
@@ -173,7 +196,7 @@ void qp_publish(struct queue_pair *qp, struct stream *stream)
     lock_acquire(&qp->lock);
     /* A refusal becomes visible only after the peer was told of it (F.5.5). */
     if (qp->ending != QP_TERMINATES || qp->output_ended)
-        publish(qp, stream);
+        publish(qp, stream, false);
     lock_release(&qp->lock);
 }
 
@@ -193,7 +216,7 @@ static bool finishes_openly(const struct queue_pair *qp)
 void qp_end(struct queue_pair *qp, struct stream *stream, nd_status first)
 {
     lock_acquire(&qp->lock);
-    publish(qp, stream);
+    publish(qp, stream, true);
     bool was_attached = qp->stream == stream;
     if (was_attached) {
         initiator_final_receipt(qp, stream);
@@ -261,7 +284,7 @@ static void give_back(struct queue_pair *qp, struct stream *stream, bool *initia
         stream_pump(stream);
     lock_acquire(&qp->lock);
     if (stream != NULL)
-        publish(qp, stream);
+        publish(qp, stream, true);
     flush_receives(qp, receive);
     lock_release(&qp->lock);
 }
@@ -317,6 +340,25 @@ void qp_resume(struct queue_pair *qp)
         return;
     stream_resume(stream);
     stream_drop(stream);
+}
+
+static void goes_on(struct timer *timer)
+{
+    struct queue_pair *qp = CONTAINER_OF(timer, struct queue_pair, later);
+
+    qp_resume(qp);
+    object_drop(&qp->object);
+}
+
+void qp_go_on_at(struct queue_pair *qp, uint64_t due_ms)
+{
+    uint64_t now = now_ms();
+
+    if (due_ms == FAULT_FOREVER || (qp->later.set && qp->later.due_ms <= due_ms))
+        return;
+    if (!timer_cancel(&qp->later))
+        object_hold(&qp->object);
+    timer_set(&qp->later, due_ms > now ? (uint32_t)(due_ms - now) : 0, goes_on);
 }
 
 void qp_pump(struct queue_pair *qp)
@@ -415,7 +457,7 @@ static nd_status take_inline(struct operation *operation, const ND2_SGE *sge, ui
 
 nd_status qp_post_data(struct queue_pair *qp, struct operation *operation, const ND2_SGE *sge, uint32_t sge_count)
 {
-    if (!adapter_request(qp->object.adapter))
+    if (!adapter_request(qp->object.adapter, qp))
         return ND_DEVICE_REMOVED;
     lock_acquire(&qp->lock);
     nd_status status = may_post(qp), arguments = ND_SUCCESS;
@@ -441,7 +483,7 @@ nd_status qp_post_bind(struct queue_pair *qp, struct operation *operation, struc
 {
     if (region->object.adapter != qp->object.adapter || window->object.adapter != qp->object.adapter)
         return ND_INVALID_PARAMETER_MIX;
-    if (!adapter_request(qp->object.adapter))
+    if (!adapter_request(qp->object.adapter, qp))
         return ND_DEVICE_REMOVED;
     lock_acquire(&qp->lock);
     nd_status status = may_post(qp), arguments = ND_SUCCESS;
@@ -460,7 +502,7 @@ nd_status qp_post_invalidate(struct queue_pair *qp, struct operation *operation,
 {
     if (window != NULL && window->object.adapter != qp->object.adapter)
         return ND_INVALID_PARAMETER_MIX;
-    if (!adapter_request(qp->object.adapter))
+    if (!adapter_request(qp->object.adapter, qp))
         return ND_DEVICE_REMOVED;
     operation->bind.window = window;
     lock_acquire(&qp->lock);
@@ -473,7 +515,7 @@ nd_status qp_receive(struct queue_pair *qp, void *context, const ND2_SGE *sge, u
 
     if (qp->srq != NULL)
         return ND_INVALID_DEVICE_REQUEST;
-    if (!adapter_request(qp->object.adapter))
+    if (!adapter_request(qp->object.adapter, qp))
         return ND_DEVICE_REMOVED;
     lock_acquire(&qp->lock);
     nd_status status = ring_add(&qp->receives, context, sge, sge_count, qp->limits.receive_sge);
@@ -513,6 +555,8 @@ static void qp_closed(struct object *object)
     struct queue_pair *qp = CONTAINER_OF(object, struct queue_pair, object);
     bool initiator = false, receive = false;
 
+    if (timer_cancel(&qp->later))
+        object_drop(&qp->object);
     lock_acquire(&qp->lock);
     if (qp->state == QP_IDLE || qp->state == QP_CONNECTING)
         become(qp, QP_ENDED);

@@ -80,6 +80,12 @@ struct operation {
     enum operation_state state;
     nd_status status;
     int terminate; /* the peer's error, if it refused the operation */
+    /* Of a scenario of faults. */
+    bool asked;      /* it was asked about this one */
+    bool unanswered; /* it failed because the connection is lost */
+    bool silent;     /* its completion wakes nobody */
+    const struct fault *fault, *message_fault;
+    uint64_t due_ms; /* it does not begin, or complete, before this time; 0: not known yet */
     uint64_t length, remote_address;
     uint32_t remote_token, msn;
     uint64_t sent_mark; /* the stream's filled_bytes behind this operation */
@@ -154,6 +160,7 @@ struct queue_pair {
     bool has_receive, stalled;
     struct cq_entry entries[PUBLISH_BATCH + 1]; /* Receive completions, kept until the answers are on their way */
     uint32_t entry_count;
+    uint64_t entries_due_ms[PUBLISH_BATCH + 1]; /* those are late that have a time; only with a scenario */
 
     /* Written under the locks of the stream and the queue pair; read under either. */
     enum queue_pair_ending ending; /* changed by qp_change_ending() */
@@ -161,6 +168,14 @@ struct queue_pair {
     bool expired;                  /* waits for nothing more and ignores input */
     uint8_t terminate[WIRE_MAX_TERMINATE_SIZE + WIRE_MAX_TRAILER_SIZE];
     size_t terminate_size;
+
+    /* For a scenario of faults; see faults.h. */
+    uint32_t number;                      /* by order of creation */
+    struct timer later;                   /* holds a reference while set */
+    bool arrival_asked;                   /* for the message that is arriving */
+    uint64_t receive_due_ms;              /* it finds no Receive before this time */
+    uint8_t beginning[FAULT_MAX_CONTENT]; /* of that message */
+    uint32_t beginning_size;
 
     struct queue_pair *next_waiting; /* list of the shared receive queue, under its lock, as are these two */
     bool waiting, woken;
@@ -203,6 +218,8 @@ void qp_fail(struct queue_pair *queue_pair, nd_status first);
 void qp_finish_now(struct queue_pair *queue_pair);
 enum queue_pair_state qp_state(struct queue_pair *queue_pair);
 void qp_resume(struct queue_pair *queue_pair);
+/* It goes on at this time of now_ms(), or earlier. Under its lock. FAULT_FOREVER: never. */
+void qp_go_on_at(struct queue_pair *queue_pair, uint64_t due_ms);
 /* Has its stream send what it can, or end: a completion queue may have overrun. Call it without locks. */
 void qp_pump(struct queue_pair *queue_pair);
 /* Under the queue pair's lock, and the stream's. False: this ending does not follow the one that has begun. */
@@ -225,6 +242,8 @@ void qp_send_rtr(struct queue_pair *queue_pair, struct stream *stream);
  * while its program accepts, until more data arrive. A peer that has sent its FIN may be gone: then TCP answers with a
  * reset. */
 void qp_send_empty_write(struct queue_pair *queue_pair, struct stream *stream);
+/* Whether its oldest operation failed because the peer's host is silent. */
+bool qp_unanswered(struct queue_pair *queue_pair);
 /* Whether it is time for qp_end: after the peer's Terminate, if the queue pair broke, or if this end finishes, has sent
  * everything and knows the outcome of all of it. */
 bool qp_finished(struct queue_pair *queue_pair, bool idle, nd_status *first);
@@ -239,6 +258,12 @@ void initiator_terminated(struct queue_pair *queue_pair, struct stream *stream, 
 static inline struct operation *qp_operation(struct queue_pair *queue_pair, uint64_t number)
 {
     return &queue_pair->operations[number % queue_pair->limits.initiator_depth];
+}
+
+/* By a fault, it does not complete until the queue pair ends. */
+static inline bool is_held(const struct operation *operation)
+{
+    return operation->fault != NULL && operation->fault->kind == FAULT_HOLD;
 }
 
 /* Drops the references of a Bind or Invalidate. */

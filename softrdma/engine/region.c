@@ -69,18 +69,10 @@ nd_status region_end(struct region *region, bool force)
     return status;
 }
 
-static bool refused_by_switch(struct adapter *adapter)
-{
-    uint64_t limit = adapter->switches.refuse_registrations_after;
-    return (uint64_t)++adapter->registrations > limit && limit != SWITCH_OFF;
-}
-
 nd_status region_begin(struct region *region, const void *buffer, size_t size, uint64_t address, uint32_t flags)
 {
     nd_status status = check_arguments(buffer, size, address, flags);
 
-    if (status == ND_SUCCESS && refused_by_switch(region->object.adapter))
-        status = ND_INSUFFICIENT_RESOURCES;
     if (status == ND_SUCCESS)
         status = register_buffer(region, buffer, size, address, flags);
     TRACE("region %p: register %p+%llu flags 0x%x: 0x%08x", (void *)region, buffer, (unsigned long long)size, flags,

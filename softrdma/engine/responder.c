@@ -44,8 +44,19 @@ static bool waits_without_limit(const struct queue_pair *qp)
            (qp->peer_patience == PATIENCE_OF_PEER && qp->lets_wait);
 }
 
+/* The entry of the message that has arrived completely, as a fault has it. */
+static void change_entry(struct queue_pair *qp, const struct fault *fault)
+{
+    uint32_t last = qp->entry_count - 1;
+
+    qp->entries[last].silent = fault->kind == FAULT_SILENT;
+    if (fault->kind == FAULT_DELAY || fault->kind == FAULT_HOLD)
+        qp->entries_due_ms[last] = fault->ms == FAULT_FOREVER ? FAULT_FOREVER : now_ms() + fault->ms;
+}
+
 static void add_entry(struct queue_pair *qp, nd_status status, uint32_t bytes, bool solicited)
 {
+    qp->entries_due_ms[qp->entry_count] = 0;
     qp->entries[qp->entry_count++] = (struct cq_entry){.result = {.Status = status,
                                                                   .BytesTransferred = bytes,
                                                                   .QueuePairContext = qp->context,
@@ -109,13 +120,40 @@ static enum outcome take_write(struct queue_pair *qp, struct stream *stream, con
     return stop(qp, stream, reason == 'T' ? DDP_INVALID_STAG : reason == 'B' ? DDP_BOUNDS : RDMAP_ACCESS, segment);
 }
 
+/* Whether a message that begins to arrive finds no Receive by a fault. */
+static bool comes_too_early(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
+{
+    if (!qp->arrival_asked) {
+        qp->beginning_size = segment->size < sizeof qp->beginning ? (uint32_t)segment->size : sizeof qp->beginning;
+        memcpy(qp->beginning, segment->payload, qp->beginning_size);
+        const struct fault *fault = faults_at_arrival(qp, stream, segment->size, qp->beginning, qp->beginning_size);
+        qp->arrival_asked = true;
+        qp->receive_due_ms = fault != NULL ? now_ms() + fault->ms : 0;
+    }
+    bool early = qp->receive_due_ms > now_ms();
+    if (early)
+        qp_go_on_at(qp, qp->receive_due_ms);
+    return early;
+}
+
+/* A Receive whose message has arrived fails, and the peer is told what it would be told then. */
+static enum outcome fail_receive(struct queue_pair *qp, struct stream *stream, const struct fault *fault,
+                                 const struct wire_segment *segment)
+{
+    add_entry(qp, fault_failure(fault, Nd2RequestTypeReceive).status, 0, false);
+    return stop(qp, stream, fault->status == STATUS_LOC_LEN_ERR ? DDP_TOO_LONG : RDMAP_OPERATION, segment);
+}
+
 static enum outcome take_send(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
 {
     struct adapter *adapter = qp->object.adapter;
     const void *domain = qp->srq != NULL ? qp->srq->domain : qp->domain;
 
     if (!qp->has_receive) {
-        bool taken = qp->srq != NULL ? srq_take(qp->srq, qp, &qp->receive) : ring_take(&qp->receives, &qp->receive);
+        bool early = adapter->faults != NULL && comes_too_early(qp, stream, segment);
+        bool taken = early             ? false
+                     : qp->srq != NULL ? srq_take(qp->srq, qp, &qp->receive)
+                                       : ring_take(&qp->receives, &qp->receive);
         if (!taken) {
             if (!qp->stalled && qp->srq == NULL)
                 stream_set_timer(stream, NO_RECEIVE_MS);
@@ -149,6 +187,13 @@ static enum outcome take_send(struct queue_pair *qp, struct stream *stream, cons
     }
     if (!segment->last)
         return HANDLED;
+    const struct fault *fault = NULL;
+    if (adapter->faults != NULL) {
+        fault = faults_at_receive(qp, stream, end, qp->beginning, qp->beginning_size);
+        qp->arrival_asked = false;
+        if (fault != NULL && fault->kind == FAULT_STATUS)
+            return fail_receive(qp, stream, fault, segment);
+    }
     bool invalidates = segment->opcode == RDMAP_SEND_INVALIDATE || segment->opcode == RDMAP_SEND_SOLICITED_INVALIDATE;
     void *context = NULL;
     if (invalidates && !window_invalidate_token(adapter, segment->invalidate, qp, &context)) {
@@ -156,12 +201,16 @@ static enum outcome take_send(struct queue_pair *qp, struct stream *stream, cons
         return stop(qp, stream, RDMAP_CANNOT_INVALIDATE, segment);
     }
     /* This entry precedes the Receive. A program that sees the Receive may release the window and its context. */
-    if (context != NULL)
+    if (context != NULL) {
+        qp->entries_due_ms[qp->entry_count] = 0;
         qp->entries[qp->entry_count++] = (struct cq_entry){
             .result = {.Status = ND_SUCCESS, .RequestContext = context, .RequestType = REQUEST_PEER_INVALIDATED}};
+    }
     add_entry(qp, ND_SUCCESS, (uint32_t)end,
               segment->opcode == RDMAP_SEND_SOLICITED || segment->opcode == RDMAP_SEND_SOLICITED_INVALIDATE);
     qp->entries[qp->entry_count - 1].invalidated = invalidates ? segment->invalidate : 0;
+    if (fault != NULL)
+        change_entry(qp, fault);
     qp->owes_receipt = true;
     return HANDLED;
 }
@@ -369,7 +418,8 @@ bool qp_timeout(struct queue_pair *qp, struct stream *stream)
     lock_acquire(&qp->lock);
     bool finishing = qp->ending != QP_GOES_ON;
     qp->expired |= finishing;
-    bool overdue = !finishing && qp->stalled && qp->srq == NULL && qp->receives.count == 0;
+    bool overdue =
+        !finishing && qp->stalled && qp->srq == NULL && (qp->receives.count == 0 || qp->receive_due_ms > now_ms());
     if (overdue && waits_without_limit(qp) && !stream->peer_closed && !socket_peer_ended(&stream->socket))
         stream_set_timer(stream, NO_RECEIVE_MS);
     else if (overdue && wire_parse(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, stream->crc,

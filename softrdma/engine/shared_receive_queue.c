@@ -152,7 +152,7 @@ void srq_silence(struct shared_queue *srq)
 
 nd_status srq_receive(struct shared_queue *srq, void *context, const ND2_SGE *sge, uint32_t sge_count)
 {
-    if (!adapter_request(srq->object.adapter))
+    if (!adapter_request(srq->object.adapter, NULL))
         return ND_DEVICE_REMOVED;
     lock_acquire(&srq->lock);
     nd_status status = ring_add(&srq->ring, context, sge, sge_count, srq->max_sge);

@@ -54,6 +54,7 @@ struct stream *stream_create(struct adapter *adapter, socket_handle handle)
     lock_start(&stream->lock);
     stream->references = 2; /* the caller's and the open socket's */
     stream->adapter = adapter;
+    stream->mute = adapter->port_down;
     object_hold(&adapter->object);
     stream->open = true;
     stream->receive_io.done = stream_receive_done;
@@ -266,7 +267,7 @@ void stream_clear_timer(struct stream *stream)
 /* Sets the timer for a step of the start-up. A switch can shorten its time. */
 static void limit_start_up(struct stream *stream, uint32_t usual_ms)
 {
-    uint32_t start_up_ms = stream->adapter->switches.start_up_ms;
+    uint32_t start_up_ms = stream->adapter->settings.start_up_ms;
 
     stream_set_timer(stream, start_up_ms > 0 ? start_up_ms : usual_ms);
 }
@@ -472,6 +473,25 @@ void streams_forget(void)
     last_stream = &streams;
     open_streams = 0;
     guests_forget();
+}
+
+void streams_mute(struct adapter *adapter, bool mute)
+{
+    for (size_t left = streams_open(); left > 0; left--) {
+        struct stream *stream = streams_next();
+        if (stream == NULL)
+            return;
+        stream_lock(stream);
+        if (stream->adapter == adapter && stream->mute != mute) {
+            stream->mute = mute;
+            stream->send_again |= !mute && stream->unsaid;
+            stream->unsaid &= mute;
+            if (!mute)
+                stream_resume_input(stream);
+        }
+        stream_unlock(stream);
+        stream_drop(stream);
+    }
 }
 
 /* The adapter is gone, so its connections end too. */

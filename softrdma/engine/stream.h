@@ -78,11 +78,14 @@ struct stream {
     struct stream_buffer out[2];
     unsigned filling;
     uint64_t sent_bytes, filled_bytes;
-    uint64_t taken_bytes; /* how many of the peer's bytes were handled, counted from its first byte */
-    bool in_filled;       /* the last receive left no room */
-    bool in_leaves;       /* the receive that is pending ends, so that the large buffer can be given back */
-    bool starves;         /* lacked memory, for a buffer or in the system; upkeep lets it try again */
-    bool send_again;      /* the system lacked memory: a send is to be repeated */
+    uint64_t taken_bytes;      /* how many of the peer's bytes were handled, counted from its first byte */
+    bool in_filled;            /* the last receive left no room */
+    bool in_leaves;            /* the receive that is pending ends, so that the large buffer can be given back */
+    bool starves;              /* lacked memory, for a buffer or in the system; upkeep lets it try again */
+    const struct fault *fault; /* ends it after so many bytes; NULL: none */
+    bool mute;                 /* by a fault: it neither sends nor handles input */
+    bool unsaid;               /* it would have sent meanwhile */
+    bool send_again;           /* the system lacked memory: a send is to be repeated */
 
     /* For upkeep.c */
     uint64_t traffic;   /* bytes when it was there last */
@@ -183,6 +186,8 @@ void streams_abort(void);
 /* In a forked child. */
 void streams_forget(void);
 void streams_remove_adapter(struct adapter *adapter);
+/* Those of the adapter fall silent, or go on. Without locks. */
+void streams_mute(struct adapter *adapter, bool mute);
 
 /* handshake.c: these handle buffered input in their phase. Locked. */
 void handshake_request_sent(struct stream *stream);

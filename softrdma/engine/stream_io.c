@@ -70,20 +70,44 @@ static void send_failed(struct stream *stream, nd_status error)
     socket_end_sending(&stream->socket); /* makes a peer that still exists end the connection */
 }
 
+/* `sending` stays set, so nothing more is sent. */
+static void stay_silent(struct stream *stream)
+{
+    stream->sending = stream->unsaid = true;
+    stream_needs_upkeep();
+}
+
+/* So many bytes went well. */
+static void end_by_fault(struct stream *stream)
+{
+    TRACE("stream %p: %s after %llu bytes", (void *)stream, fault_kind_name(stream->fault->kind),
+          (unsigned long long)stream->sent_bytes);
+    if (stream->fault->kind == FAULT_MUTE) {
+        stream->mute = true;
+        stay_silent(stream);
+        return;
+    }
+    stream->sending = false;
+    stream_connection_lost(stream, ND_CONNECTION_ABORTED);
+}
+
 /* Starts or continues to send the buffer that is not being filled. True if all of it was sent at once. */
 static bool send_buffer(struct stream *stream)
 {
     struct stream_buffer *buffer = &stream->out[stream->filling ^ 1];
-    uint64_t cut = stream->adapter->switches.cut_after_bytes;
+    const struct fault *fault = stream->fault;
+
+    if (stream->mute) {
+        stay_silent(stream);
+        return false;
+    }
 
     while (buffer->begin < buffer->end) {
         size_t size = buffer->end - buffer->begin;
-        if (cut != SWITCH_OFF && stream->sent_bytes + size > cut)
-            size = stream->sent_bytes < cut ? (size_t)(cut - stream->sent_bytes) : 0;
+        if (fault != NULL && stream->sent_bytes + size > fault->bytes)
+            size = stream->sent_bytes < fault->bytes ? (size_t)(fault->bytes - stream->sent_bytes) : 0;
         if (size == 0) {
-            TRACE("stream %p: cut by CUT_AFTER_BYTES", (void *)stream);
-            stream->sending = false;
-            stream_connection_lost(stream, ND_CONNECTION_ABORTED);
+            end_by_fault(stream);
             return false;
         }
         size_t sent = 0;
@@ -114,6 +138,10 @@ static bool end_if_finished(struct stream *stream, bool idle)
 {
     nd_status first;
 
+    if (stream->phase == STREAM_ESTABLISHED && stream->adapter->faults != NULL && qp_unanswered(stream->queue_pair)) {
+        stream_connection_lost(stream, ND_IO_TIMEOUT);
+        return true;
+    }
     if (stream->phase != STREAM_ESTABLISHED || !qp_finished(stream->queue_pair, idle, &first))
         return false;
     qp_end(stream->queue_pair, stream, first);
@@ -356,6 +384,8 @@ void stream_receive_done(struct io *io, nd_status error, size_t bytes)
 
 void stream_process(struct stream *stream)
 {
+    if (stream->mute)
+        return;
     if (stream->phase == STREAM_AWAIT_REQUEST)
         handshake_request(stream);
     else if (stream->phase == STREAM_AWAIT_REPLY)

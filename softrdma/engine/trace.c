@@ -1,5 +1,5 @@
 #include "trace.h"
-#include "switches.h"
+#include "settings.h"
 #include "system.h"
 
 #include <stdarg.h>
@@ -12,7 +12,7 @@ void trace_open(void)
 {
     char name[512];
 
-    if (!switches_text("TRACE", name, sizeof name))
+    if (!settings_text("TRACE", name, sizeof name))
         return;
     file = log_open(name);
     trace_on = file != NULL;

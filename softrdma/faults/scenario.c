@@ -71,6 +71,7 @@ static const char *const call_names[] = {
     [PLACE_CALL_RDMA_DISCONNECT] = "rdma_disconnect",
     [PLACE_CALL_RDMA_GET_CM_EVENT] = "rdma_get_cm_event",
     [PLACE_CALL_CANCEL] = "cancel",
+    [PLACE_CALL_RDMA_ESTABLISH] = "rdma_establish",
 };
 
 static const char *const operation_names[] = {

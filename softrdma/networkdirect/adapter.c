@@ -123,14 +123,14 @@ static HRESULT STDMETHODCALLTYPE adapter_create_qp_with_srq(IND2Adapter *self, R
     return create_qp(self, iid, receive_cq, initiator_cq, true, shared, context, &limits, out);
 }
 
-bool nd_adapter_start(struct nd_adapter *adapter, const struct object_class *class, const struct object_view *as)
+HRESULT nd_adapter_start(struct nd_adapter *adapter, const struct object_class *class, const struct object_view *as)
 {
     InitializeSRWLock(&adapter->sources_lock);
     com_start(&adapter->com, as);
-    if (!adapter_start(&adapter->adapter, class, NULL))
-        return false;
-    com_attach(&adapter->com, &adapter->adapter.object);
-    return true;
+    HRESULT status = adapter_start(&adapter->adapter, class, NULL);
+    if (status == ND_SUCCESS)
+        com_attach(&adapter->com, &adapter->adapter.object);
+    return status;
 }
 
 static void adapter_destroy(struct object *object)
@@ -143,6 +143,7 @@ static void adapter_destroy(struct object *object)
 
 static const struct object_class class = {
     .kind = KIND_ADAPTER,
+    .closed = adapter_closed,
     .destroy = adapter_destroy,
 };
 
@@ -166,9 +167,10 @@ HRESULT nd_adapter_create(REFIID iid, void **out)
     struct nd_adapter *adapter = calloc(1, sizeof *adapter);
     if (adapter == NULL)
         return ND_NO_MEMORY;
-    if (!nd_adapter_start(adapter, &class, &view)) {
+    status = nd_adapter_start(adapter, &class, &view);
+    if (status != ND_SUCCESS) {
         free(adapter);
-        return ND_INSUFFICIENT_RESOURCES;
+        return status;
     }
     *out = adapter;
     return ND_SUCCESS;

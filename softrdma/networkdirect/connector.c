@@ -60,7 +60,11 @@ static void take_news(void *owner, struct connector *engine, enum connector_news
     case NEWS_REFUSED:
     case NEWS_FAILED:
         /* A server that speaks no iWARP refuses like any other. */
-        request_complete(source, REQUEST_CONNECT, status == ND_CONNECTION_INVALID ? ND_CONNECTION_REFUSED : status);
+        if (status == ND_CONNECTION_INVALID)
+            status = ND_CONNECTION_REFUSED;
+        else if (status == ND_IO_TIMEOUT && connector->version1)
+            status = ND_TIMEOUT; /* I.6.6 */
+        request_complete(source, REQUEST_CONNECT, status);
         break;
     case NEWS_ESTABLISHED:
     case NEWS_ACCEPT_FAILED:
@@ -195,15 +199,6 @@ HRESULT nd_connector_begin(struct nd_connector *connector, const struct connecti
     lock_release(&connector->connector.lock);
     status = connector_connect(&connector->connector, connection->queue_pair, &peer, &arguments, &request.permit);
     return result_of(&request, status);
-}
-
-HRESULT nd_connector_time_out(struct nd_connector *connector, OVERLAPPED *overlapped)
-{
-    HRESULT status = request_accept(&connector->com.source, REQUEST_CONNECT, overlapped, NULL);
-
-    if (status == ND_PENDING)
-        request_complete(&connector->com.source, REQUEST_CONNECT, ND_TIMEOUT);
-    return status;
 }
 
 HRESULT STDMETHODCALLTYPE nd_connector_connect(IND2Connector *self, IUnknown *queue_pair,
@@ -468,6 +463,7 @@ HRESULT nd_connector_new(struct adapter *adapter, const struct object_view *as, 
     if (connector == NULL)
         return ND_NO_MEMORY;
     connector->socket = NO_SOCKET;
+    connector->version1 = as != &view;
     com_start(&connector->com, as);
     HRESULT status = source_open(&connector->com.source, file);
     if (status == ND_SUCCESS && !connector_start(&connector->connector, &class, adapter, &owner, connector))

@@ -15,7 +15,9 @@ static HRESULT STDMETHODCALLTYPE region_register(IND2MemoryRegion *self, const v
         return ND_DEVICE_REMOVED;
     if (overlapped == NULL)
         return ND_INVALID_PARAMETER;
-    HRESULT status = region_begin(region, buffer, size, (uintptr_t)buffer, flags);
+    HRESULT status = nd_registration_fault(region->object.adapter);
+    if (status == ND_SUCCESS)
+        status = region_begin(region, buffer, size, (uintptr_t)buffer, flags);
     if (status != ND_SUCCESS)
         return status;
     status = request_accept(source, REQUEST_REGION, overlapped, region);

@@ -25,7 +25,7 @@ static inline struct adapter *nd_adapter_of(IND2Adapter *self)
 /* What each method begins with that creates an object: the adapter is there, and such objects have this interface. */
 HRESULT nd_adapter_check(IND2Adapter *self, const struct object_view *view, REFIID iid, void **out);
 HRESULT nd_adapter_create(REFIID iid, void **out);
-/* False if the workers cannot be started. `adapter` is zeroed memory. */
-bool nd_adapter_start(struct nd_adapter *adapter, const struct object_class *class, const struct object_view *as);
+/* As adapter_start(). `adapter` is zeroed memory. */
+HRESULT nd_adapter_start(struct nd_adapter *adapter, const struct object_class *class, const struct object_view *as);
 
 #endif

@@ -13,6 +13,7 @@ struct nd_connector {
     USHORT local_port;    /* used without Bind; 0 means any port */
     socket_handle socket; /* bound, not used yet */
     HRESULT disconnect_result;
+    bool version1;
 };
 
 HRESULT STDMETHODCALLTYPE nd_connector_create(IND2Adapter *self, REFIID iid, HANDLE file, void **out);
@@ -30,8 +31,6 @@ struct connection {
 /* `local_port` applies to a connector without a bound address; 0 means any port. */
 HRESULT nd_connector_begin(struct nd_connector *connector, const struct connection *connection,
                            const struct sockaddr *destination, ULONG size, USHORT local_port, OVERLAPPED *overlapped);
-/* A Connect that does nothing and ends with ND_TIMEOUT. */
-HRESULT nd_connector_time_out(struct nd_connector *connector, OVERLAPPED *overlapped);
 HRESULT nd_connector_answer(struct nd_connector *connector, const struct connection *connection,
                             OVERLAPPED *overlapped);
 

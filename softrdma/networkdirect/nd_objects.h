@@ -71,6 +71,9 @@ HRESULT STDMETHODCALLTYPE nd_region_create(IND2Adapter *self, REFIID iid, HANDLE
 HRESULT nd_region_new(struct adapter *adapter, ND_MR_HANDLE *handle_out, struct region **out);
 HRESULT STDMETHODCALLTYPE nd_window_create(IND2Adapter *self, REFIID iid, void **out);
 
+/* faults.c: a registration fails by a fault, or ND_SUCCESS. */
+HRESULT nd_registration_fault(const struct adapter *adapter);
+
 /* completion_queue.c */
 HRESULT STDMETHODCALLTYPE nd_cq_create(IND2Adapter *self, REFIID iid, HANDLE file, ULONG depth, USHORT group,
                                        KAFFINITY affinity, void **out);

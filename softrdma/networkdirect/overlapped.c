@@ -396,11 +396,8 @@ static void finish_later(struct source *source, struct request *request, HRESULT
 
 void request_finish(struct source *source, struct request *request, HRESULT status)
 {
-    const struct switches *switches = &source->adapter->adapter.switches;
-    uint32_t delay_ms = switches->delay_completions_ms;
+    uint32_t delay_ms = nd_request_delay_ms(&source->adapter->adapter, request);
 
-    if (request->kind == REQUEST_REGION && request->subject != NULL)
-        delay_ms += switches->delay_registration_ms;
     if (delay_ms > 0)
         finish_later(source, request, status, delay_ms);
     else
@@ -479,7 +476,7 @@ static void cancel_all(struct source *source, uint32_t delay_ms)
 
 HRESULT STDMETHODCALLTYPE source_cancel(struct source *source)
 {
-    cancel_all(source, source->adapter->adapter.switches.delay_cancel_ms);
+    cancel_all(source, nd_cancel_delay_ms(&source->adapter->adapter));
     wait_until_idle(source);
     return ND_SUCCESS;
 }

@@ -90,4 +90,8 @@ bool request_pending(struct source *source, enum request_kind kind);
 HRESULT STDMETHODCALLTYPE source_cancel(struct source *source);
 HRESULT overlapped_result(OVERLAPPED *overlapped, BOOL wait);
 
+/* faults.c: how much later a request completes, or is canceled, by a fault. */
+uint32_t nd_request_delay_ms(const struct adapter *adapter, const struct request *request);
+uint32_t nd_cancel_delay_ms(const struct adapter *adapter);
+
 #endif

@@ -1,9 +1,10 @@
 #include "provider.h"
 #include "addresses.h"
 #include "face.h"
+#include "faults.h"
 #include "nd_adapter.h"
 #include "trace.h"
-#include "switches.h"
+#include "settings.h"
 #include "transport.h"
 #include "version1/objects.h"
 
@@ -90,7 +91,7 @@ const uint32_t face_patience_ms = 0; /* H.1.2 */
 
 static bool version_served(unsigned version)
 {
-    uint64_t only = switches_number("VERSION", 0);
+    uint64_t only = settings_number("VERSION", 0);
     return only == 0 || only == version;
 }
 
@@ -131,6 +132,7 @@ BOOL WINAPI DllMain(HINSTANCE instance, DWORD reason, void *reserved)
     if (reason == DLL_PROCESS_DETACH) {
         object_write_statistics();
         trace_close();
+        faults_end();
         guarded_copy_stop();
     }
     return TRUE;

@@ -104,6 +104,8 @@ HRESULT nd_qp_new(struct adapter *adapter, const struct object_view *as, struct 
         face == NULL ? ND_NO_MEMORY
                      : qp_create(adapter, adapter, receive_cq, initiator_cq, srq, context, limits, owner, face, &qp);
 
+    if (status == ND_SUCCESS)
+        qp->number = faults_number_queue_pair(adapter->faults);
     return com_finish(face, status, &qp->object, out);
 }
 

@@ -12,7 +12,8 @@
 
 EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context)
 {
-    struct soft_channel *channel = soft_inherited(context) ? NULL : calloc(1, sizeof *channel);
+    bool refused = soft_inherited(context) || SOFT_FAULT(context, PLACE_CALL_CREATE_COMP_CHANNEL, 0) != 0;
+    struct soft_channel *channel = refused ? NULL : calloc(1, sizeof *channel);
 
     if (channel == NULL || !event_queue_start(&channel->events)) {
         free(channel);
@@ -62,6 +63,9 @@ void face_notified(struct completion_queue *engine, nd_status status)
 EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **out, void **context)
 {
     struct event_queue *events = &((struct soft_channel *)ibv)->events;
+
+    if (SOFT_FAULT(ibv->context, PLACE_CALL_GET_CQ_EVENT, 0) != 0)
+        return -1;
     struct soft_cq_event *event = (struct soft_cq_event *)event_take(events, workers_drive_until);
 
     if (event == NULL)
@@ -85,16 +89,16 @@ EXPORT void ibv_ack_cq_events(struct ibv_cq *cq, unsigned count)
 /* ---- Queues ---- */
 
 static struct soft_cq *create(struct ibv_context *context, int cqe, void *cq_context, struct ibv_comp_channel *channel,
-                              int vector)
+                              int vector, int error)
 {
     struct adapter *adapter = adapter_of(context);
-    int error = 0;
 
     if (soft_inherited(context))
         error = EIO;
     else if (adapter_gone(adapter))
         error = ENODEV;
-    else if (cqe < 1 || (uint32_t)cqe > MAX_CQ_DEPTH || vector < 0 || vector >= context->num_comp_vectors)
+    else if (error == 0 &&
+             (cqe < 1 || (uint32_t)cqe > MAX_CQ_DEPTH || vector < 0 || vector >= context->num_comp_vectors))
         error = EINVAL;
     struct soft_cq *cq = error == 0 ? calloc(1, sizeof *cq) : NULL;
     if (error == 0 && cq == NULL)
@@ -122,7 +126,8 @@ static struct soft_cq *create(struct ibv_context *context, int cqe, void *cq_con
 EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
                                     struct ibv_comp_channel *channel, int vector)
 {
-    struct soft_cq *cq = create(context, cqe, cq_context, channel, vector);
+    struct soft_cq *cq =
+        create(context, cqe, cq_context, channel, vector, SOFT_FAULT(context, PLACE_CALL_CREATE_CQ, 0));
     return cq != NULL ? &cq->ibv : NULL;
 }
 
@@ -130,6 +135,8 @@ EXPORT int ibv_resize_cq(struct ibv_cq *ibv, int cqe)
 {
     if (soft_inherited(ibv->context))
         return EIO;
+    if (SOFT_FAULT(ibv->context, PLACE_CALL_RESIZE_CQ, 0) != 0)
+        return errno;
     if (cqe < 1 || (uint32_t)cqe > MAX_CQ_DEPTH)
         return EINVAL;
     nd_status status = cq_resize(((struct soft_cq *)ibv)->cq, (uint32_t)cqe);
@@ -193,6 +200,8 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 {
     struct soft_cq *cq = (struct soft_cq *)ibv;
 
+    if (SOFT_FAULT(ibv->context, PLACE_CALL_REQ_NOTIFY_CQ, 0) != 0)
+        return errno;
     cq_notify(cq->cq);
     /* A notification must not fail for want of memory: nobody would learn of it. */
     if (ibv->channel != NULL && cq->spare == NULL) {
@@ -239,6 +248,8 @@ static enum ibv_wc_status status_of(const struct cq_entry *entry)
         if (type == Nd2RequestTypeBind || type == Nd2RequestTypeInvalidate)
             return IBV_WC_MW_BIND_ERR;
         return entry->terminate != 0 ? IBV_WC_REM_ACCESS_ERR : IBV_WC_LOC_QP_OP_ERR;
+    case ND_INVALID_DEVICE_STATE: /* only by a fault */
+        return IBV_WC_LOC_QP_OP_ERR;
     case ND_REMOTE_ERROR:
         return IBV_WC_REM_OP_ERR;
     default:
@@ -275,6 +286,8 @@ int soft_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
     struct cq_entry entries[POLL_BATCH];
     int given = 0;
 
+    if (SOFT_FAULT(ibv->context, PLACE_CALL_POLL_CQ, 0) != 0)
+        return -1;
     while (given < count) {
         uint32_t wanted = count - given < POLL_BATCH ? (uint32_t)(count - given) : POLL_BATCH;
         uint32_t taken = cq_take(cq->cq, entries, wanted);

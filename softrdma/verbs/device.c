@@ -58,20 +58,26 @@ static void adapter_destroy(struct object *object)
 
 static const struct object_class adapter_class = {
     .kind = KIND_ADAPTER,
+    .closed = adapter_closed,
     .destroy = adapter_destroy,
 };
 
-/* Under contexts_lock. */
+/* Under contexts_lock. NULL with errno: it cannot be used. */
 static struct adapter *adapter_use(void)
 {
     if (adapter == NULL) {
         struct adapter *made = calloc(1, sizeof *made);
         if (made == NULL)
             return NULL;
-        if (!adapter_start(made, &adapter_class, NULL)) {
+        int before = errno;
+        nd_status status = adapter_start(made, &adapter_class, NULL);
+        if (status != ND_SUCCESS) {
             free(made);
+            if (status != ND_INSUFFICIENT_RESOURCES || (errno != EMFILE && errno != ENFILE))
+                errno = soft_errno(status);
             return NULL;
         }
+        errno = before;
         adapter = made;
     }
     adapter_users++;
@@ -99,13 +105,18 @@ void face_free(struct object *object)
 
 void face_stopping(void) {}
 
+void soft_async_to_all(enum ibv_event_type type)
+{
+    pthread_mutex_lock(&contexts_lock);
+    for (struct soft_context *context = contexts; context != NULL; context = context->next)
+        soft_async(context, type, NULL);
+    pthread_mutex_unlock(&contexts_lock);
+}
+
 void face_adapter_removed(struct adapter *removed)
 {
     UNUSED(removed);
-    pthread_mutex_lock(&contexts_lock);
-    for (struct soft_context *context = contexts; context != NULL; context = context->next)
-        soft_async(context, IBV_EVENT_DEVICE_FATAL, NULL);
-    pthread_mutex_unlock(&contexts_lock);
+    soft_async_to_all(IBV_EVENT_DEVICE_FATAL);
     cm_device_removed();
 }
 
@@ -138,7 +149,7 @@ void soft_answer(void *out, size_t size, const void *answer, size_t answer_size)
 static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *out, size_t size)
 {
     struct ibv_port_attr attributes = {
-        .state = adapter_gone(adapter_of(context)) ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
+        .state = adapter_gone(adapter_of(context)) || adapter_of(context)->port_down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
         .max_mtu = IBV_MTU_4096,
         .active_mtu = IBV_MTU_4096,
         .max_msg_sz = MAX_TRANSFER_LENGTH,
@@ -153,6 +164,8 @@ static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port
 
     if (soft_inherited(context))
         return EIO;
+    if (SOFT_FAULT(context, PLACE_CALL_QUERY_PORT, 0) != 0)
+        return errno;
     if (port != 1)
         return errno = EINVAL;
     int gids = soft_addresses(addresses, SOFT_MAX_GIDS);
@@ -169,7 +182,9 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
     struct ibv_device_attr_ex attributes = {.phys_port_cnt_ex = 1};
 
     UNUSED(input);
-    ibv_query_device(context, &attributes.orig_attr);
+    int error = ibv_query_device(context, &attributes.orig_attr);
+    if (error != 0)
+        return error;
     soft_answer(out, size, &attributes, sizeof attributes);
     return 0;
 }
@@ -194,7 +209,13 @@ EXPORT struct ibv_context *ibv_open_device(struct ibv_device *asked)
         int error = errno;
         event_queue_end(&context->events);
         free(context);
-        return soft_null(error == EMFILE || error == ENFILE ? error : ENOMEM);
+        return soft_null(error);
+    }
+    if (SOFT_FAULT(&context->verbs.context, PLACE_CALL_OPEN_DEVICE, 0) != 0) {
+        int error = errno;
+        context->generation = system_generation;
+        ibv_close_device(&context->verbs.context);
+        return soft_null(error);
     }
     struct verbs_context *verbs = &context->verbs;
     verbs->sz = sizeof *verbs;
@@ -337,7 +358,8 @@ struct ibv_context *soft_shared_context(void)
 
 EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *out)
 {
-    UNUSED(context);
+    if (SOFT_FAULT(context, PLACE_CALL_QUERY_DEVICE, 0) != 0)
+        return errno;
     memset(out, 0, sizeof *out);
     memcpy(out->fw_ver, FIRMWARE, sizeof FIRMWARE);
     out->node_guid = out->sys_image_guid = ibv_get_device_guid(&only.device);
@@ -382,8 +404,7 @@ EXPORT int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, u
     struct sockaddr_storage addresses[SOFT_MAX_GIDS];
     int count = soft_addresses(addresses, SOFT_MAX_GIDS);
 
-    UNUSED(context);
-    if (count < 0)
+    if (SOFT_FAULT(context, PLACE_CALL_QUERY_GID, 0) != 0 || count < 0)
         return -1;
     if (port != 1 || index < 0 || index >= count)
         return cm_fail(EINVAL);
@@ -409,7 +430,8 @@ void soft_async(struct soft_context *context, enum ibv_event_type type, void *el
 
 EXPORT int ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *out)
 {
-    struct event *event = event_take(&soft_context(ibv)->events, NULL);
+    struct event *event =
+        SOFT_FAULT(ibv, PLACE_CALL_GET_ASYNC_EVENT, 0) == 0 ? event_take(&soft_context(ibv)->events, NULL) : NULL;
 
     if (event == NULL)
         return -1;

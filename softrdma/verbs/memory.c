@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 
 /* The device has no atomics, so their right changes nothing. Programs ask for it all the same. */
 #define KNOWN_ACCESS                                                                                  \
@@ -19,6 +18,8 @@ EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
         return NULL;
     if (adapter_gone(adapter_of(context)))
         return soft_null(ENODEV);
+    if (SOFT_FAULT(context, PLACE_CALL_ALLOC_PD, 0) != 0)
+        return NULL;
     struct soft_pd *pd = calloc(1, sizeof *pd);
     if (pd != NULL)
         pd->ibv.context = context;
@@ -77,22 +78,21 @@ static int begin(struct soft_mr *mr, void *address, size_t length, uint64_t iova
     return 0;
 }
 
-static struct ibv_mr *reg(struct ibv_pd *ibv, void *address, size_t length, uint64_t iova, unsigned access)
+static struct ibv_mr *reg(struct ibv_pd *ibv, void *address, size_t length, uint64_t iova, unsigned access, int fault)
 {
     struct soft_pd *pd = (struct soft_pd *)ibv;
     struct adapter *adapter = adapter_of(ibv->context);
-    uint32_t delay_ms = adapter->switches.delay_registration_ms;
     struct soft_mr *mr = NULL;
 
-    int error = soft_inherited(ibv->context) ? EIO : adapter_gone(adapter) ? ENODEV : check_access(access);
+    int error = soft_inherited(ibv->context) ? EIO
+                : adapter_gone(adapter)      ? ENODEV
+                : fault != 0                 ? fault
+                                             : check_access(access);
     if (error == 0 && (mr = calloc(1, sizeof *mr)) == NULL)
         error = ENOMEM;
     if (error == 0)
         error = soft_errno(region_create(adapter, pd, mr, &mr->region));
     if (error == 0) {
-        const struct timespec delay = {delay_ms / 1000, (long)(delay_ms % 1000) * 1000000};
-        if (delay_ms > 0)
-            nanosleep(&delay, NULL);
         if ((access & IBV_ACCESS_ZERO_BASED) != 0)
             iova = 0;
         error = begin(mr, address, length, iova, access);
@@ -113,18 +113,19 @@ static struct ibv_mr *reg(struct ibv_pd *ibv, void *address, size_t length, uint
 #undef ibv_reg_mr
 EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
 {
-    return reg(pd, address, length, (uintptr_t)address, (unsigned)access);
+    return reg(pd, address, length, (uintptr_t)address, (unsigned)access,
+               SOFT_FAULT(pd->context, PLACE_CALL_REG_MR, 0));
 }
 
 #undef ibv_reg_mr_iova
 EXPORT struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, int access)
 {
-    return reg(pd, address, length, iova, (unsigned)access);
+    return reg(pd, address, length, iova, (unsigned)access, SOFT_FAULT(pd->context, PLACE_CALL_REG_MR, 0));
 }
 
 EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned access)
 {
-    return reg(pd, address, length, iova, access);
+    return reg(pd, address, length, iova, access, SOFT_FAULT(pd->context, PLACE_CALL_REG_MR, 0));
 }
 
 EXPORT int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *address, size_t length, int access)
@@ -177,6 +178,8 @@ EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
 
     if (soft_inherited(ibv->context))
         return 0;
+    if (SOFT_FAULT(ibv->context, PLACE_CALL_DEREG_MR, 0) != 0)
+        return errno;
     nd_status status = region_end(mr->region, false);
 
     if (status == ND_DEVICE_BUSY)
@@ -199,7 +202,7 @@ struct ibv_mw *soft_alloc_mw(struct ibv_pd *ibv, enum ibv_mw_type type)
     int error = soft_inherited(ibv->context) ? EIO
                 : type != IBV_MW_TYPE_2      ? EOPNOTSUPP
                 : adapter_gone(adapter)      ? ENODEV
-                                             : 0;
+                                             : SOFT_FAULT(ibv->context, PLACE_CALL_ALLOC_MW, 0);
 
     if (error == 0 && (mw = calloc(1, sizeof *mw)) == NULL)
         error = ENOMEM;

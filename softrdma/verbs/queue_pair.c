@@ -44,7 +44,9 @@ static int make(struct soft_qp *qp)
 struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attributes)
 {
     struct soft_qp *qp = NULL;
-    int error = soft_inherited(context) ? EIO : adapter_gone(adapter_of(context)) ? ENODEV : 0;
+    int error = soft_inherited(context)             ? EIO
+                : adapter_gone(adapter_of(context)) ? ENODEV
+                                                    : SOFT_FAULT(context, PLACE_CALL_CREATE_QP, 0);
 
     if (error == 0 && ((attributes->comp_mask & IBV_QP_INIT_ATTR_PD) == 0 ||
                        (attributes->comp_mask & ~(uint32_t)IBV_QP_INIT_ATTR_PD) != 0))
@@ -67,6 +69,7 @@ struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init
         free(qp);
         return soft_null(error);
     }
+    qp->qp->number = faults_number_queue_pair(adapter_of(context)->faults);
     attributes->cap.max_send_sge = qp->qp->limits.initiator_sge;
     if (attributes->srq == NULL)
         attributes->cap.max_recv_sge = qp->qp->limits.receive_sge;
@@ -178,6 +181,7 @@ static int reset(struct soft_qp *qp)
         qp->qp = old;
         return error;
     }
+    qp->qp->number = old->number;
     object_close(&old->object);
     cq_forget(((struct soft_cq *)qp->ibv.send_cq)->cq, context);
     cq_forget(((struct soft_cq *)qp->ibv.recv_cq)->cq, context);
@@ -237,6 +241,8 @@ EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int
 
     if (soft_inherited(ibv->context))
         return EIO;
+    if (SOFT_FAULT(ibv->context, PLACE_CALL_MODIFY_QP, qp->qp->number) != 0)
+        return errno;
     if (adapter_gone(adapter_of(ibv->context)) && ((mask & IBV_QP_STATE) == 0 || attributes->qp_state != IBV_QPS_ERR))
         return errno = ENODEV;
     /* Before the lock is taken, because an event of the connection may be waiting for it. */
@@ -330,6 +336,8 @@ EXPORT int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *out, int mask, s
     UNUSED(mask);
     if (soft_inherited(ibv->context))
         return EIO;
+    if (SOFT_FAULT(ibv->context, PLACE_CALL_QUERY_QP, qp->qp->number) != 0)
+        return errno;
     pthread_mutex_lock(&qp->lock);
     /* An end that nobody has told of yet. */
     if (qp_state(qp->qp) == QP_ENDED && qp->attributes.qp_state > IBV_QPS_INIT)
@@ -457,6 +465,10 @@ int soft_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_w
     nd_status status = may_send ? ND_SUCCESS : ND_CONNECTION_INVALID;
     bool list = wr != NULL && wr->next != NULL;
 
+    if (SOFT_FAULT(ibv->context, PLACE_CALL_POST_SEND, qp->qp->number) != 0) {
+        *bad = wr;
+        return errno;
+    }
     guarded_copy_refresh();
     if (list)
         qp_start_batch(qp->qp);
@@ -477,6 +489,10 @@ int soft_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_w
     struct soft_qp *qp = (struct soft_qp *)ibv;
     ND2_SGE sge[MAX_SGE];
 
+    if (SOFT_FAULT(ibv->context, PLACE_CALL_POST_RECV, qp->qp->number) != 0) {
+        *bad = wr;
+        return errno;
+    }
     for (; wr != NULL; wr = wr->next) {
         int error = EINVAL;
         if (qp->state != IBV_QPS_RESET && wr->num_sge >= 0 && wr->num_sge <= (int)qp->qp->limits.receive_sge)

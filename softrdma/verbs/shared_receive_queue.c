@@ -18,13 +18,13 @@ EXPORT struct ibv_srq *ibv_create_srq(struct ibv_pd *ibv, struct ibv_srq_init_at
     struct soft_pd *pd = (struct soft_pd *)ibv;
     struct adapter *adapter = adapter_of(ibv->context);
     struct ibv_srq_attr *limits = &attributes->attr;
-    int error = 0;
+    int error = SOFT_FAULT(ibv->context, PLACE_CALL_CREATE_SRQ, 0);
 
     if (soft_inherited(ibv->context))
         error = EIO;
     else if (adapter_gone(adapter))
         error = ENODEV;
-    else if (limits->max_wr == 0 || limits->max_wr > SOFT_MAX_SRQ_WR || limits->max_sge > MAX_SGE)
+    else if (error == 0 && (limits->max_wr == 0 || limits->max_wr > SOFT_MAX_SRQ_WR || limits->max_sge > MAX_SGE))
         error = EINVAL;
     struct soft_srq *srq = error == 0 ? calloc(1, sizeof *srq) : NULL;
     if (error == 0 && srq == NULL)
@@ -120,6 +120,10 @@ int soft_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_r
     struct soft_srq *srq = (struct soft_srq *)ibv;
     ND2_SGE sge[MAX_SGE];
 
+    if (SOFT_FAULT(ibv->context, PLACE_CALL_POST_SRQ_RECV, 0) != 0) {
+        *bad = wr;
+        return errno;
+    }
     for (; wr != NULL; wr = wr->next) {
         int error = EINVAL;
         if (wr->num_sge >= 0 && wr->num_sge <= (int)srq->srq->max_sge)

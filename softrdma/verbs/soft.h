@@ -147,10 +147,20 @@ static inline void *soft_null(int error)
     return NULL;
 }
 
+/* faults.c: what a scenario has at a call: an errno, which is also set, or 0, after the time that a slow call takes.
+ * The queue pair is given by its number in scenarios; 0: the call has none. */
+int soft_fault(const struct adapter *adapter, enum fault_call call, uint32_t queue_pair, const void *caller);
+#define SOFT_FAULT(context, call, queue_pair) \
+    (adapter_of(context)->faults == NULL      \
+         ? 0                                  \
+         : soft_fault(adapter_of(context), call, queue_pair, __builtin_return_address(0)))
+
 /* An errno for a status of the engine. */
 int soft_errno(nd_status status);
 /* Gives the context an asynchronous event. `element` is the queue pair, queue or port that it is about. */
 void soft_async(struct soft_context *context, enum ibv_event_type type, void *element);
+/* Each context gets this event of its port. */
+void soft_async_to_all(enum ibv_event_type type);
 /* The element is gone: its events that nobody has taken go too. */
 void soft_async_forget(struct soft_context *context, const void *element);
 

@@ -119,9 +119,9 @@ def points(softnd: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
 class Scene:
     """An adapter with a connected pair. Messages arrive at the server, whose receives have contexts from 0."""
 
-    def __init__(self, softnd: Any, **switches: object) -> None:
+    def __init__(self, softnd: Any, *faults: str) -> None:
         self.keep = Keeper()
-        self.adapter = self.keep(softnd.open(**switches))
+        self.adapter = self.keep(softnd.open(*faults))
         self.pair = connect_pair(self.keep, self.adapter, receive_queue_depth=32)
         self.queue = self.pair.server.cq
         self._sending = threading.Lock()

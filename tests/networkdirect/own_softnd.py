@@ -1,4 +1,4 @@
-"""A private softnd for one test: a copy of the DLL, with the switches that the test sets. A leak fails the test."""
+"""A private softnd for one test: a copy of the DLL, with the faults that the test wants. A leak fails the test."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from kit.helpers import DEADLINE_S, Keeper, wait_until
+from kit.scenarios import slow_call, write_scenario
 from kit.starting import create_process
 
 import ndpy
@@ -49,7 +50,7 @@ def open_handles() -> int:
 class OwnSoftnd:
     """A copy of softnd's DLL, used with one version of NetworkDirect.
 
-    open() opens its adapter. Its keywords are softnd's switches, such as delay_cancel_ms=30.
+    open() opens its adapter, with faults (kit.scenarios). Its keywords are softnd's settings, such as read_sink="strict".
     """
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
@@ -57,17 +58,19 @@ class OwnSoftnd:
         self.version = version
         self._monkeypatch = monkeypatch
 
-    def open(self, version: int | None = None, **switches: object) -> ndpy.Adapter:
+    def open(self, *faults: str, version: int | None = None, **settings: object) -> ndpy.Adapter:
         with self._monkeypatch.context() as environment:
-            for name, value in switches.items():
+            if faults:
+                environment.setenv("NDPY_FAULTS", str(write_scenario(self.path.parent, *faults)))
+            for name, value in settings.items():
                 environment.setenv(f"SOFTND_{name.upper()}", str(value))
             return ndpy.open_adapter("127.0.0.1", provider=self.path, version=version or self.version)
 
-    def close_while_registering(self, buffers: list[bytearray], **switches: object) -> list[ndpy.Pending]:
+    def close_while_registering(self, buffers: list[bytearray], *faults: str) -> list[ndpy.Pending]:
         """Close an adapter while it registers all of these buffers. Returns the requests."""
         delay_ms = 150
         while True:
-            adapter = self.open(delay_registration_ms=delay_ms, **switches)
+            adapter = self.open(slow_call("reg_mr", delay_ms), *faults)
             pendings = [adapter.begin_register(buffer) for buffer in buffers]
             try:
                 adapter.close()
@@ -129,10 +132,10 @@ def softnd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> Ite
 
 
 @contextlib.contextmanager
-def opened(softnd: OwnSoftnd, **switches: object) -> Iterator[tuple[ndpy.Adapter, Keeper]]:
-    """Open an adapter with these switches; yield (adapter, keep). The kept objects and the adapter close at the end."""
+def opened(softnd: OwnSoftnd, *faults: str, **settings: object) -> Iterator[tuple[ndpy.Adapter, Keeper]]:
+    """Open an adapter with these faults; yield (adapter, keep). The kept objects and the adapter close at the end."""
     keeper = Keeper()
-    adapter = keeper(softnd.open(**switches))
+    adapter = keeper(softnd.open(*faults, **settings))
     try:
         yield adapter, keeper
     finally:

@@ -11,6 +11,7 @@ import weakref
 
 import pytest
 from kit.helpers import DEADLINE_S, Keeper, ask, connect_pair, create_end, host_of, rounds, succeed, wait_until
+from kit.scenarios import slow_call
 from kit.threads import in_threads
 from overlapped_requests import EndingCounts, outcome, pause, send_empty
 from own_softnd import opened
@@ -20,7 +21,7 @@ from ndpy.platforms.networkdirect.native_calls import CONNECTION_ABORTED
 
 
 def test_c_5_a_cancelled_registration_ends_once_in_either_way(softnd, rng):
-    with opened(softnd, delay_registration_ms=2) as (adapter, _keep):
+    with opened(softnd, slow_call("reg_mr", 2)) as (adapter, _keep):
         endings, canceled, registered = EndingCounts(), 0, 0
         for _ in range(rounds(1000, 100)):
             pending = endings.watch(adapter.begin_register(bytearray(4096)))
@@ -41,7 +42,7 @@ def test_c_5_a_cancelled_registration_ends_once_in_either_way(softnd, rng):
 
 
 def test_two_threads_cancel_the_same_registrations(softnd):
-    with opened(softnd, delay_registration_ms=1) as (adapter, _keep):
+    with opened(softnd, slow_call("reg_mr", 1)) as (adapter, _keep):
         endings = EndingCounts()
         for _ in range(rounds(100, 8)):
             pendings = [endings.watch(adapter.begin_register(bytearray(64))) for _ in range(20)]

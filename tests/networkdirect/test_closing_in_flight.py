@@ -14,6 +14,7 @@ import time
 
 import pytest
 from kit.helpers import DEADLINE_S, Keeper, create_end, host_of, memory, require, rounds, sample, wait_until
+from kit.scenarios import slow_call, slow_completions
 from kit.threads import Elsewhere, beside
 from overlapped_requests import EndingCounts, outcome, pause
 from own_softnd import SOFTND, child, opened
@@ -23,7 +24,7 @@ from ndpy import Notify
 
 
 def test_closing_the_adapter_ends_the_registrations_under_way(softnd):
-    adapter = softnd.open(delay_registration_ms=400, delay_cancel_ms=30)
+    adapter = softnd.open(slow_call("reg_mr", 400), slow_call("cancel", 30))
     endings = EndingCounts()
     pendings = [endings.watch(adapter.begin_register(bytearray(64))) for _ in range(20)]
     adapter.close()
@@ -34,7 +35,7 @@ def test_closing_the_adapter_ends_the_registrations_under_way(softnd):
 def test_closing_the_adapter_while_registrations_end(softnd, rng):
     endings = EndingCounts()
     for _ in range(rounds(200, 15)):
-        adapter = softnd.open(delay_registration_ms=2)
+        adapter = softnd.open(slow_call("reg_mr", 2))
         pendings = [endings.watch(adapter.begin_register(bytearray(64))) for _ in range(10)]
         until = time.perf_counter() + rng.random() * 0.006
         while time.perf_counter() < until:
@@ -50,7 +51,7 @@ def test_closing_the_adapter_while_registrations_end(softnd, rng):
 
 
 def test_closing_a_region_that_is_being_deregistered_waits_for_it(softnd):
-    with opened(softnd, delay_completions_ms=50) as (adapter, _):
+    with opened(softnd, *slow_completions(50)) as (adapter, _):
         endings = EndingCounts()
         regions = [adapter.register(bytearray(64)) for _ in range(5)]
         pendings = [endings.watch(region.begin_deregister()) for region in regions]
@@ -63,7 +64,7 @@ def test_closing_a_region_that_is_being_deregistered_waits_for_it(softnd):
 
 @pytest.mark.parametrize("cancel_ms", [0, 40])
 def test_closing_a_completion_queue_ends_all_that_wait_for_it(softnd, cancel_ms):
-    with opened(softnd, delay_cancel_ms=cancel_ms) as (adapter, keep):
+    with opened(softnd, slow_call("cancel", cancel_ms)) as (adapter, keep):
         for _ in range(rounds(40, 4)):
             endings = EndingCounts()
             queue = adapter.create_completion_queue(16)
@@ -84,7 +85,7 @@ def test_closing_a_completion_queue_ends_all_that_wait_for_it(softnd, cancel_ms)
 
 @pytest.mark.parametrize("cancel_ms", [0, 40])
 def test_closing_a_shared_receive_queue_ends_its_notifications(softnd, cancel_ms):
-    with opened(softnd, delay_cancel_ms=cancel_ms) as (adapter, keep):
+    with opened(softnd, slow_call("cancel", cancel_ms)) as (adapter, keep):
         require(adapter, ndpy.Capability.SHARED_RECEIVE_QUEUES)
         endings = EndingCounts()
         region = memory(keep, adapter, 64)
@@ -99,7 +100,7 @@ def test_closing_a_shared_receive_queue_ends_its_notifications(softnd, cancel_ms
 
 
 def test_closing_a_shared_receive_queue_while_others_arm_and_post(softnd):
-    with opened(softnd, delay_cancel_ms=1) as (adapter, keep):
+    with opened(softnd, slow_call("cancel", 1)) as (adapter, keep):
         require(adapter, ndpy.Capability.SHARED_RECEIVE_QUEUES)
         region = memory(keep, adapter, 64)
         for _ in range(rounds(100, 10)):
@@ -123,7 +124,7 @@ def test_closing_a_shared_receive_queue_while_others_arm_and_post(softnd):
 
 
 def test_closing_a_listener_ends_all_who_asked(softnd):
-    with opened(softnd, delay_cancel_ms=30) as (adapter, _keep):
+    with opened(softnd, slow_call("cancel", 30)) as (adapter, _keep):
         endings = EndingCounts()
         listener = adapter.listen((host_of(adapter), 0))
         asked = [endings.watch(listener.begin_get_request()) for _ in range(5)]
@@ -169,7 +170,10 @@ def test_a_closed_listener_has_no_address(softnd):
 @pytest.mark.parametrize("state", ["connecting", "accepting", "completing", "disconnecting", "watching"])
 @pytest.mark.parametrize("who", ["connector", "queue pair"])
 def test_closing_ends_what_a_connector_has_under_way(softnd, state, who):
-    with opened(softnd) as (adapter, keep), opened(softnd, delay_completions_ms=150, delay_cancel_ms=20) as (slow, own):
+    with (
+        opened(softnd) as (adapter, keep),
+        opened(softnd, *slow_completions(150), slow_call("cancel", 20)) as (slow, own),
+    ):
         endings = EndingCounts()
         fast = create_end(keep, adapter)
         end = create_end(own, slow)
@@ -206,7 +210,7 @@ def test_closing_ends_what_a_connector_has_under_way(softnd, state, who):
 
 
 def test_rejecting_an_offer_ends_the_complete_connect_that_was_begun(softnd):
-    with opened(softnd) as (adapter, keep), opened(softnd, delay_completions_ms=300) as (slow, own):
+    with opened(softnd) as (adapter, keep), opened(softnd, *slow_completions(300)) as (slow, own):
         server_end, end = create_end(keep, adapter), create_end(own, slow)
         listener = keep(adapter.listen((host_of(adapter), 0)))
         client = own(slow.create_connector())
@@ -246,10 +250,11 @@ EVERYTHING_IN_FLIGHT = """
 import os, threading
 import ndpy
 from kit.helpers import connect_pair, create_end, host_of, wait_until
+from kit.scenarios import slow_call, write_scenario
 
 keep = []
 adapter = ndpy.open_adapter("127.0.0.1")
-os.environ["SOFTND_DELAY_REGISTRATION_MS"] = "60000"
+os.environ["NDPY_FAULTS"] = str(write_scenario(os.environ["TEMP"], slow_call("reg_mr", 60000)))
 slow = ndpy.open_adapter("127.0.0.1")
 hold = lambda thing: keep.append(thing) or thing
 pair = connect_pair(hold, adapter)

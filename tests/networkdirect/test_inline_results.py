@@ -193,7 +193,7 @@ def test_closing_while_a_deregistration_fails_says_so_and_loses_nothing(inline):
 def test_the_contract_holds(phases):
     arguments = ["tests/contract", "--adapter", "inline_provider0", "-q"]
     code = f"import pytest; sys.exit(pytest.main({[*arguments, '-p', 'no:cacheprovider', '--timeout', '60']!r}))"
-    environment = {name: "" for name in os.environ if name.startswith("SOFTND_")}
+    environment = {name: "" for name in os.environ if name.startswith("SOFTND_") or name == "NDPY_FAULTS"}
     done = child(
         code,
         patient(500),

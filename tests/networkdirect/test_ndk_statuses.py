@@ -7,6 +7,7 @@ import time
 
 import pytest
 from kit.helpers import connect_pair, contents, memory, take, wait_until
+from kit.scenarios import refused_registrations, slow_call
 from own_softnd import opened
 
 import ndpy
@@ -15,7 +16,7 @@ from ndpy.ndk import Mdl, NdkFlags, NdkMr, NtStatus
 
 
 def test_j_15_a_provider_without_registrations_left_says_insufficient_resources(softnd):
-    with opened(softnd, refuse_registrations_after=3) as (adapter, _), contextlib.ExitStack() as stack:
+    with opened(softnd, refused_registrations(after=3)) as (adapter, _), contextlib.ExitStack() as stack:
         seen: list[NtStatus] = []
         for number in range(5):
             mr = stack.enter_context(NdkMr(adapter))
@@ -30,7 +31,7 @@ def test_j_15_a_provider_without_registrations_left_says_insufficient_resources(
 
 
 def test_j_14_the_callback_comes_when_the_provider_has_registered(softnd):
-    with opened(softnd, delay_registration_ms=50) as (adapter, _), NdkMr(adapter) as mr:
+    with opened(softnd, slow_call("reg_mr", 50)) as (adapter, _), NdkMr(adapter) as mr:
         calls: list[tuple[object, NtStatus]] = []
         chain = Mdl(bytearray(4096))
         assert mr.register(chain, 4096, 0, lambda *call: calls.append(call), 7) is NtStatus.PENDING
@@ -43,7 +44,7 @@ def test_j_14_the_callback_comes_when_the_provider_has_registered(softnd):
 
 
 def test_closing_while_the_provider_registers_tells_cancelled_once(softnd):
-    with opened(softnd, delay_registration_ms=50) as (adapter, _):
+    with opened(softnd, slow_call("reg_mr", 50)) as (adapter, _):
         calls: list[tuple[object, NtStatus]] = []
         for number in range(20):
             with NdkMr(adapter) as mr:
@@ -70,7 +71,7 @@ def test_64_registrations_at_once_take_at_most_0_7_of_the_time_of_one_after_the_
     """Each takes 5 ms, since the machine may be busy and Wine's clock is coarse. `make bench-register` uses 1 ms."""
     buffers = [bytearray(1 << 20) for _ in range(64)]
     ratios = []
-    with opened(softnd, delay_registration_ms=5) as (adapter, _):
+    with opened(softnd, slow_call("reg_mr", 5)) as (adapter, _):
         for _ in range(3):
             begin = time.perf_counter()
             regions = [adapter.register(buffer) for buffer in buffers]

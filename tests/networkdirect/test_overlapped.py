@@ -27,6 +27,7 @@ from kit.helpers import (
     take,
     wait_until,
 )
+from kit.scenarios import slow_call, slow_completions
 from kit.threads import beside
 from overlapped_requests import EndingCounts, outcome, send_empty
 from own_softnd import handles, open_handles, opened
@@ -62,7 +63,7 @@ def test_c_5_5_a_request_is_used_again_when_it_has_ended(softnd):
 
 
 def test_a_thousand_registrations_in_flight(softnd, rng):
-    with opened(softnd, delay_registration_ms=300) as (adapter, _):
+    with opened(softnd, slow_call("reg_mr", 300)) as (adapter, _):
         endings = EndingCounts()
         buffers = [bytearray(64 + number) for number in range(1000)]
         pendings = [endings.watch(adapter.begin_register(buffer)) for buffer in buffers]
@@ -123,7 +124,7 @@ def test_many_threads_wait_arm_poll_and_close_at_once(softnd):
     for turn in range(rounds(40, 4)):
         print(f"seed {SEED + turn} (NDPY_TEST_SEED)")
         rng = random.Random(SEED + turn)
-        with opened(softnd, delay_completions_ms=turn % 3, delay_cancel_ms=turn % 4) as (adapter, keep):
+        with opened(softnd, *slow_completions(turn % 3), slow_call("cancel", turn % 4)) as (adapter, keep):
             pair = connect_pair(keep, adapter, cq_depth=1024, receive_queue_depth=512, initiator_queue_depth=512)
             queue = pair.server.cq
             poller = ndpy.Poller()

@@ -12,6 +12,7 @@ import time
 
 import pytest
 from kit.helpers import DEADLINE_S, connect_pair, rounds, take, wait_until
+from kit.scenarios import slow_call, slow_completions
 from kit.threads import beside
 from overlapped_requests import send_empty
 from own_softnd import handles, opened
@@ -49,7 +50,7 @@ def test_packets_and_wake_ups_of_a_poller_do_not_lose_each_other(softnd):
 
 
 def test_a_queue_in_two_pollers_that_come_and_go(softnd):
-    with opened(softnd, delay_cancel_ms=5) as (adapter, keep):
+    with opened(softnd, slow_call("cancel", 5)) as (adapter, keep):
         pair = connect_pair(keep, adapter)
         stays = keep(ndpy.Poller())
         stays.add(pair.server.cq)
@@ -114,7 +115,7 @@ def test_a_request_that_a_poller_left_is_forgotten_when_it_ends(softnd):
 
 def test_a_poller_that_comes_as_the_request_ends_misses_nothing(softnd):
     """The packet of the request that was left is on its way to the adapter's thread, or was handled there."""
-    with opened(softnd, delay_completions_ms=1) as (adapter, keep):
+    with opened(softnd, *slow_completions(1)) as (adapter, keep):
         pair = connect_pair(keep, adapter)
         for context in range(rounds(500, 40)):
             with ndpy.Poller() as poller:
@@ -137,7 +138,7 @@ def test_pollers_that_are_dropped_free_their_ports():
 
 
 def test_two_adapters_in_one_poller(softnd):
-    with opened(softnd, delay_completions_ms=1) as (first, keep), opened(softnd) as (second, own):
+    with opened(softnd, *slow_completions(1)) as (first, keep), opened(softnd) as (second, own):
         pairs = [connect_pair(keep, first), connect_pair(own, second)]
         poller = ndpy.Poller()
         for pair in pairs:

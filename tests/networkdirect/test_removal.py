@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 from kit.helpers import DEADLINE_S, Keeper, connect_ends, connect_pair, create_end, host_of, memory, wait_until
+from kit.scenarios import removal, slow_call
 from kit.threads import Elsewhere
 
 import ndpy
@@ -17,8 +18,8 @@ def removed(softnd):
     """remove(prepare) removes the adapter and returns what prepare(adapter, keep) made. It closes all at the end."""
     keeper = Keeper()
 
-    def remove(prepare, **switches):
-        adapter = keeper(softnd.open(remove_after_requests=50, **switches))
+    def remove(prepare, *faults):
+        adapter = keeper(softnd.open(removal(after=50), *faults))
         # In version 1 the provider gets receives only when there is a connection.
         spare = connect_pair(keeper, adapter, receive_queue_depth=64)
         made = prepare(adapter, keeper)
@@ -153,9 +154,9 @@ def test_registrations_in_flight_end(softnd, removed):
     def prepare(adapter, keep):
         return keep, [adapter.begin_register(bytearray(64)) for _ in range(20)]
 
-    keep, pendings = removed(prepare, delay_registration_ms=200)
+    keep, pendings = removed(prepare, slow_call("reg_mr", 200))
     for pending in pendings:
-        # softnd chose their results before the removal. Its switch only delays them.
+        # softnd chose their results before the removal. The fault only delays them.
         with contextlib.suppress(ndpy.DeviceRemovedError):
             keep(pending.result(DEADLINE_S))
 

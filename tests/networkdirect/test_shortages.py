@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from kit.helpers import DEADLINE_S, wait_until
+from kit.scenarios import slow_call
 from own_softnd import keep_with_adapter, open_handles
 
 import ndpy
@@ -245,7 +246,7 @@ def test_a_register_that_is_interrupted_lets_go_of_the_buffer(keep, version, nat
 @BOTH
 def test_d_6_7_a_register_that_is_interrupted_while_it_waits_leaves_nothing_registered(softnd, version, native):
     """The provider may still complete the registration. In version 1 it always does."""
-    with softnd.open(delay_registration_ms=300) as adapter:
+    with softnd.open(slow_call("reg_mr", 300)) as adapter:
         wait, called = native.WaitForSingleObject, []
 
         def interrupted(*arguments):

@@ -36,6 +36,7 @@ from kit.helpers import (
     take,
     wait_until,
 )
+from kit.scenarios import slow_call, slow_completions
 from kit.starting import create_process
 from kit.threads import in_threads
 from own_softnd import SOFTND, opened
@@ -87,7 +88,7 @@ def test_i_1_1_there_are_no_shared_receive_queues(softnd):
 
 
 def test_i_2_6_each_registration_has_its_own_handle(softnd):
-    with opened(softnd, delay_registration_ms=20) as (adapter, keep):
+    with opened(softnd, slow_call("reg_mr", 20)) as (adapter, keep):
         buffer = bytearray(4096)
         pendings = [adapter.begin_register(buffer) for _ in range(rounds(2000, 200))]
         regions = [keep(pending.result(DEADLINE_S)) for pending in pendings]
@@ -103,7 +104,7 @@ def test_i_2_6_each_registration_has_its_own_handle(softnd):
 
 def test_i_2_2_the_handle_may_be_written_when_nobody_waits_any_more(softnd):
     """The provider writes the handle 60 ms later. Until then ndpy must not free the memory for it."""
-    with opened(softnd, delay_registration_ms=60) as (adapter, _):
+    with opened(softnd, slow_call("reg_mr", 60)) as (adapter, _):
         for _ in range(rounds(20, 3)):
             for _ in range(50):
                 adapter.begin_register(bytearray(64))
@@ -121,7 +122,7 @@ def test_i_2_2_the_handle_may_be_written_when_nobody_waits_any_more(softnd):
 
 def test_i_2_2_a_cancelled_registration_leaves_the_others_alone(softnd):
     """All of them are requests of one object, the adapter. Cancelling them there would cancel every one."""
-    with opened(softnd, delay_registration_ms=500) as (adapter, keep):
+    with opened(softnd, slow_call("reg_mr", 500)) as (adapter, keep):
         pendings = [adapter.begin_register(bytearray(64)) for _ in range(20)]
         for pending in pendings[::2]:
             assert pending.cancel()
@@ -136,7 +137,7 @@ def test_i_2_2_a_cancelled_registration_leaves_the_others_alone(softnd):
 
 
 def test_i_2_2_a_registration_that_is_waited_for_too_short_goes(softnd):
-    with opened(softnd, delay_registration_ms=100) as (adapter, keep):
+    with opened(softnd, slow_call("reg_mr", 100)) as (adapter, keep):
         buffer = bytearray(64)
         with pytest.raises(ndpy.TimeoutError):
             adapter.register(buffer, timeout_s=0.01)
@@ -149,7 +150,7 @@ def test_i_2_2_a_registration_that_is_waited_for_too_short_goes(softnd):
 def test_i_2_2_an_adapter_closed_while_registering_waits_for_the_provider(softnd, cancel_ms):
     for _ in range(rounds(20, 3)):
         buffers = [bytearray(64) for _ in range(20)]
-        for pending in softnd.close_while_registering(buffers, delay_cancel_ms=cancel_ms):
+        for pending in softnd.close_while_registering(buffers, slow_call("cancel", cancel_ms)):
             with pytest.raises(ndpy.CanceledError):
                 pending.result(0)
         for buffer in buffers:
@@ -159,7 +160,7 @@ def test_i_2_2_an_adapter_closed_while_registering_waits_for_the_provider(softnd
 @pytest.mark.parametrize("registering", [0, 3])
 def test_i_2_2_closing_an_adapter_asks_the_provider_to_end_its_registrations(softnd, native, registering):
     """They are requests of the adapter itself. softnd may have completed them by then."""
-    adapter = softnd.open(delay_registration_ms=50)
+    adapter = softnd.open(slow_call("reg_mr", 50))
     this, cancelled, cancel = adapter._native, [], native.INDOverlapped_CancelOverlappedRequests
 
     def cancelling(target):
@@ -176,7 +177,7 @@ def test_i_2_2_closing_an_adapter_asks_the_provider_to_end_its_registrations(sof
 
 
 def test_i_2_2_an_adapter_dropped_while_registering_is_released(softnd):
-    adapter = softnd.open(delay_registration_ms=30)
+    adapter = softnd.open(slow_call("reg_mr", 30))
     buffers = [bytearray(64) for _ in range(20)]
     for buffer in buffers:
         adapter.begin_register(buffer)
@@ -207,7 +208,7 @@ def test_i_2_8_deregistering_under_a_window_is_refused_and_harmless(softnd):
 
 
 def test_i_2_8_many_threads_register_and_deregister(softnd):
-    with opened(softnd, delay_registration_ms=1) as (adapter, _):
+    with opened(softnd, slow_call("reg_mr", 1)) as (adapter, _):
 
         def work(_) -> None:
             for size in range(1, rounds(200, 20)):
@@ -278,7 +279,7 @@ def test_i_4_1_a_slice_is_the_descriptor_and_an_offset(softnd):
 @pytest.mark.parametrize("delay_ms", [0, 5])
 def test_i_3_1_windows_closed_while_the_peer_invalidates_them(softnd, rng, delay_ms):
     """The provider may still report the invalidation, so the memory for its report outlives the window."""
-    with opened(softnd, delay_completions_ms=delay_ms) as (adapter, keep):
+    with opened(softnd, *slow_completions(delay_ms)) as (adapter, keep):
         pair = connect_pair(keep, adapter)
         owner = memory(keep, adapter, 64)
         for number in range(rounds(500, 30)):
@@ -435,7 +436,7 @@ def test_i_5_1_slots_stay_until_the_provider_has_let_go(softnd, how):
     """Receives and sends are under way, and completions are late. The provider may not write to freed memory."""
     for _ in range(rounds(20, 2)):
         keeper = Keeper()
-        adapter = softnd.open(delay_completions_ms=20)
+        adapter = softnd.open(*slow_completions(20))
         pair = connect_pair(keeper, adapter, initiator_queue_depth=16, receive_queue_depth=16)
         region = adapter.register(bytearray(4096))
         for _ in range(16):

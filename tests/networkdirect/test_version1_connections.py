@@ -26,6 +26,7 @@ from kit.helpers import (
     take,
     wait_until,
 )
+from kit.scenarios import connect_timeouts
 from own_softnd import opened
 
 import ndpy
@@ -168,7 +169,7 @@ def test_i_6_3_listening(softnd):
 
 
 def test_i_6_6_a_timeout_is_asked_again(softnd):
-    with opened(softnd, connect_timeouts=3) as (adapter, keep):
+    with opened(softnd, connect_timeouts(3)) as (adapter, keep):
         begun = time.monotonic()
         pair = connect_pair(keep, adapter)
         # The provider answers at once each time. ndpy pauses between two attempts.
@@ -193,7 +194,7 @@ def test_i_6_6_a_timeout_that_comes_inline_is_asked_again(softnd, monkeypatch):
 
 
 def test_i_6_6_until_the_callers_time_is_over(softnd):
-    with opened(softnd, connect_timeouts=1_000_000) as (adapter, keep):
+    with opened(softnd, connect_timeouts(1_000_000)) as (adapter, keep):
         end = create_end(keep, adapter)
         end.queue_pair.receive([], context=1)
         connector = keep(adapter.create_connector())
@@ -215,7 +216,7 @@ def test_i_6_6_until_an_address_of_a_name_has_had_its_share_of_the_time(softnd, 
     """The share ends in a pause between two requests, or during one."""
     found = [(socket.AF_INET, ("127.0.0.1", port)) for port in (7471, 7472)]
     monkeypatch.setattr("ndpy.objects.connection_life.resolve_destinations", lambda host, port: list(found))
-    with opened(softnd, connect_timeouts=1_000_000) as (adapter, keep):
+    with opened(softnd, connect_timeouts(1_000_000)) as (adapter, keep):
         end = create_end(keep, adapter)
         connector = keep(adapter.create_connector())
         begun = time.monotonic()
@@ -229,7 +230,7 @@ def test_i_6_6_until_an_address_of_a_name_has_had_its_share_of_the_time(softnd, 
 @pytest.mark.parametrize("how", ["cancelled", "connector closed", "queue pair closed", "dropped"])
 def test_i_6_6_giving_up_between_two_attempts(softnd, how):
     for pause_s in (0, 0.05, 0.13):
-        with opened(softnd, connect_timeouts=1_000_000) as (adapter, keep):
+        with opened(softnd, connect_timeouts(1_000_000)) as (adapter, keep):
             cq = keep(adapter.create_completion_queue(8))
             queue_pair = adapter.create_queue_pair(cq)
             connector = adapter.create_connector()

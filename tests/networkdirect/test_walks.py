@@ -11,6 +11,7 @@ import threading
 import pytest
 from kit.deadlines import wait_until
 from kit.helpers import STRESS, Keeper, create_end, host_of, sample
+from kit.scenarios import removal
 from kit.walking import DEADLINE_S, GRACE_S, Elsewhere, walk
 from native_points import Scene, points  # noqa: F401
 
@@ -192,7 +193,7 @@ def test_adding_a_queue_to_a_poller_while_it_is_closed_leaves_the_poller_usable(
 def test_b_7_7_the_removal_of_the_device_at_any_point_ends_the_wait(softnd, points, call):
     def run(chosen: int) -> bool:
         with (
-            softnd.open(remove_after_requests=1) as adapter,
+            softnd.open(removal(after=1)) as adapter,
             adapter.create_completion_queue(16) as queue,
             adapter.create_completion_queue(16) as spare_queue,
             adapter.create_queue_pair(spare_queue) as spare,

@@ -46,10 +46,10 @@ def program(name: str, wanted: str = "") -> Path:
     return BUILD / f"programs/soft{kind}" / name
 
 
-def environment(**switches: object) -> dict[str, str]:
-    """An environment with the sanitizers' options and these switches of softverbs, named without their prefix."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SOFTVERBS_")}
-    return {**kept, **SANITIZERS, **{f"SOFTVERBS_{name}": str(value) for name, value in switches.items()}}
+def environment(**settings: object) -> dict[str, str]:
+    """An environment with the sanitizers' options and these settings of softverbs, named without their prefix."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SOFTVERBS_", "NDPY_FAULTS"))}
+    return {**kept, **SANITIZERS, **{f"SOFTVERBS_{name}": str(value) for name, value in settings.items()}}
 
 
 def check_statistics(file: Path) -> None:
@@ -61,11 +61,11 @@ def check_statistics(file: Path) -> None:
     assert leaked and not any(map(int, leaked.values())), text
 
 
-def run(*command: object, timeout_s: float, **switches: object) -> str:
+def run(*command: object, timeout_s: float, **settings: object) -> str:
     """Run a program that has to succeed, and return its output."""
     done = subprocess.run(
         [str(word) for word in command],
-        env=environment(**switches),
+        env=environment(**settings),
         capture_output=True,
         text=True,
         errors="replace",

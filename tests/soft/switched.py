@@ -1,5 +1,5 @@
-"""What test_switches_on_linux.py runs, each in a process of its own: the library reads its switches when soft0 is
-opened.
+"""What test_switches_on_linux.py runs, each in a process of its own: the library reads its settings and its scenario
+when soft0 is opened.
 
 python switched.py NAME
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -31,6 +32,30 @@ else:
 def share(full: int, part: int) -> int:
     """A count: `full` with NDPY_STRESS=1, otherwise `part`."""
     return full if STRESS else part
+
+
+class Faults:
+    """faults(...): adapters that are opened from then on have these faults (kit.scenarios). As a context manager: only
+    those that are opened within.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._monkeypatch = monkeypatch
+        self._folder = folder
+
+    def __call__(self, *faults: str) -> contextlib.AbstractContextManager[object]:
+        from kit.scenarios import write_scenario
+
+        self._monkeypatch.setenv("NDPY_FAULTS", str(write_scenario(self._folder, *faults)))
+        ending = contextlib.ExitStack()
+        ending.callback(self._monkeypatch.delenv, "NDPY_FAULTS")
+        return ending
+
+
+@pytest.fixture
+def faults(monkeypatch, tmp_path):
+    """Gives adapters faults; see Faults."""
+    return Faults(monkeypatch, tmp_path)
 
 
 if WINDOWS:

@@ -26,6 +26,7 @@ from consumer_version1 import (
     make_pair,
     swap,
 )
+from kit.scenarios import connect_timeouts, slow_call, slow_completions
 from version2 import IID, NULL, Status, ffi, parse_sockaddr, sockaddr
 
 
@@ -309,10 +310,9 @@ def test_i_6_5_the_accepting_endpoint_is_made_after_the_request_was_seen(kit):
     active.expect(active.send())
 
 
-def test_i_6_6_a_timeout_is_a_success_severity_and_the_connect_is_tried_again(monkeypatch, kit):
-    monkeypatch.setenv("SOFTND_CONNECT_TIMEOUTS", "2")
-    active = Side(Node(kit))
-    monkeypatch.delenv("SOFTND_CONNECT_TIMEOUTS")
+def test_i_6_6_a_timeout_is_a_success_severity_and_the_connect_is_tried_again(faults, kit):
+    with faults(connect_timeouts(2)):
+        active = Side(Node(kit))
     passive = Side(Node(kit))
     port = consumer.Port(active.node.file)
     kit.on_close(port.close)
@@ -326,9 +326,12 @@ def test_i_6_6_a_timeout_is_a_success_severity_and_the_connect_is_tried_again(mo
     establish(active, passive)
 
 
-def test_i_6_6_version_2_does_not_know_that_switch(monkeypatch, kit):
-    monkeypatch.setenv("SOFTND_CONNECT_TIMEOUTS", "2")
-    consumer.make_pair(kit)
+def test_i_6_6_version_2_has_an_error_for_a_timeout(faults, kit):
+    with faults(connect_timeouts(2)):
+        side = consumer.Side(kit.node(), 1)
+    for _ in range(2):
+        connecting = consumer.connect(kit, side.connector, side.qp, ("127.0.0.1", 9))
+        assert connecting.result() == Status.IO_TIMEOUT
 
 
 def test_i_6_7_disconnecting_flushes_both_sides(kit):
@@ -381,8 +384,8 @@ def test_h_8_9_a_release_is_a_disconnect(kit):
         passive.expect(received, Status.CANCELED)
 
 
-def test_delays_apply_to_every_overlapped_call(monkeypatch, kit):
-    monkeypatch.setenv("SOFTND_DELAY_COMPLETIONS_MS", "60")
+def test_delays_apply_to_every_overlapped_call(faults, kit):
+    faults(*slow_completions(60))
     active, passive = two(kit)
     listen, to = passive.node.listen()
     passive.receive()
@@ -414,8 +417,8 @@ def test_delays_apply_to_every_overlapped_call(monkeypatch, kit):
     late(leaving, start)
 
 
-def test_delayed_cancels(monkeypatch, kit):
-    monkeypatch.setenv("SOFTND_DELAY_CANCEL_MS", "200")
+def test_delayed_cancels(faults, kit):
+    faults(slow_call("cancel", 200))
     cq = Node(kit).cq()
     request = issue(kit, cq, "Notify", 1)
     assert cq.CancelOverlappedRequests() == Status.SUCCESS

@@ -27,6 +27,7 @@ from consumer_version1 import (
     make_pair,
     result_of,
 )
+from kit.scenarios import refused_registrations, slow_call, slow_completions
 from kit.threads import in_threads
 from peer import Peer
 from version2 import NULL, Op, Status, ffi, kernel32
@@ -66,8 +67,8 @@ def test_i_2_1_a_strict_read_sink_is_every_registration(monkeypatch, kit):
     active.expect(active.read(active.region.sge(0, 64), remote=remote))
 
 
-def test_i_2_2_the_handle_is_written_when_the_registration_completes(monkeypatch, kit):
-    monkeypatch.setenv("SOFTND_DELAY_REGISTRATION_MS", "250")
+def test_i_2_2_the_handle_is_written_when_the_registration_completes(faults, kit):
+    faults(slow_call("reg_mr", 250))
     node = Node(kit)
     buffer = ffi.new("char[4096]")
     start = time.monotonic()
@@ -101,9 +102,9 @@ def test_i_2_2_the_handle_is_there_when_the_packet_is(kit):
         assert do(kit, node.adapter, "DeregisterMemory", handle) == Status.SUCCESS
 
 
-@pytest.mark.parametrize("switch", ["SOFTND_DELAY_COMPLETIONS_MS", "SOFTND_DELAY_REGISTRATION_MS"])
-def test_i_2_2_a_release_writes_the_handle_at_once_and_nothing_later(monkeypatch, kit, switch):
-    monkeypatch.setenv(switch, "250")
+@pytest.mark.parametrize("delays", [slow_completions(250), [slow_call("reg_mr", 250)]], ids=["all", "registration"])
+def test_i_2_2_a_release_writes_the_handle_at_once_and_nothing_later(faults, kit, delays):
+    faults(*delays)
     node = Node(kit)
     buffer = ffi.new("char[4096]")
     request, handle = node.start_registration(address_of(buffer), 4096)
@@ -158,8 +159,8 @@ def test_i_2_2_a_handle_that_cannot_be_written_ends_the_registration(kit):
     assert node.adapter.RegisterMemory(pointer(address_of(buffer)), 64, bad, ffi.new("uintptr_t *")).failed
 
 
-def test_i_2_3_registrations_run_out_by_switch(monkeypatch, kit):
-    monkeypatch.setenv("SOFTND_REFUSE_REGISTRATIONS_AFTER", "2")
+def test_i_2_3_registrations_run_out_by_a_fault(faults, kit):
+    faults(refused_registrations(after=2))
     node = Node(kit)
     buffer = ffi.new("char[64]")
     codes = [node.start_registration(address_of(buffer), 64)[0].result() for _ in range(4)]
@@ -260,8 +261,8 @@ def test_i_2_8_deregistering_what_is_not_registered(kit, rng):
     assert mine.deregister() == Status.INVALID_HANDLE
 
 
-def test_i_2_8_a_handle_that_is_guessed_before_it_is_given(monkeypatch, kit):
-    monkeypatch.setenv("SOFTND_DELAY_REGISTRATION_MS", "150")
+def test_i_2_8_a_handle_that_is_guessed_before_it_is_given(faults, kit):
+    faults(slow_call("reg_mr", 150))
     node = Node(kit)
     known = node.register(64)
     buffer, overlapped = ffi.new("char[64]"), kit.overlapped()

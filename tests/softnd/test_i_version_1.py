@@ -19,6 +19,7 @@ from consumer_version1 import (
     issue,
     make_pair,
 )
+from kit.scenarios import removal
 from version2 import IID, NOTIFY_ANY, NULL, ORDER, Interface, Status, ffi, query_interface, raw, sockaddr
 
 OVERLAPPED_OBJECTS = ["INDAdapter", "INDCompletionQueue", "INDConnector", "INDListen"]
@@ -305,11 +306,10 @@ def test_h_4_10_the_last_release_of_each_object_returns_0(kit):
     assert [thing.release() for thing in things] == [0] * len(things)
 
 
-def test_a_removed_adapter_gives_device_removed(monkeypatch, kit):
+def test_a_removed_adapter_gives_device_removed(faults, kit):
     passive = Side(Node(kit))
-    monkeypatch.setenv("SOFTND_REMOVE_AFTER_REQUESTS", "3")
-    active = Side(Node(kit))
-    monkeypatch.delenv("SOFTND_REMOVE_AFTER_REQUESTS")
+    with faults(removal(after=3)):
+        active = Side(Node(kit))
     establish(active, passive)
     removed = Status.DEVICE_REMOVED
     waiting = issue(kit, active.cq, "Notify", NOTIFY_ANY)

@@ -26,6 +26,7 @@ from consumer import (
     sges,
     wait_until,
 )
+from kit.scenarios import cut, refused_registrations, removal, slow_call, slow_completions
 from kit.threads import Elsewhere
 from peer import Peer
 from version2 import NOTIFY_ANY, Kind, Mr, Status, ffi, kernel32
@@ -62,8 +63,8 @@ def test_exact_sge_grants_no_more_elements_than_were_asked_for(monkeypatch, kit)
     assert none.try_receive(elements[0]) == Status.DATA_OVERRUN
 
 
-def test_delayed_completions(monkeypatch, kit):
-    monkeypatch.setenv("SOFTND_DELAY_COMPLETIONS_MS", "300")
+def test_delayed_completions(faults, kit):
+    faults(*slow_completions(300))
     node = kit.node()
     memory = Memory(4096)
     kit.on_close(memory.free)
@@ -72,8 +73,8 @@ def test_delayed_completions(monkeypatch, kit):
     assert took >= 0.28
 
 
-def test_delayed_registration_leaves_other_requests_alone(monkeypatch, kit):
-    monkeypatch.setenv("SOFTND_DELAY_REGISTRATION_MS", "300")
+def test_delayed_registration_leaves_other_requests_alone(faults, kit):
+    faults(slow_call("reg_mr", 300))
     node = kit.node()
     memory = Memory(4096)
     kit.on_close(memory.free)
@@ -86,8 +87,8 @@ def test_delayed_registration_leaves_other_requests_alone(monkeypatch, kit):
     assert took < 0.28
 
 
-def test_delayed_cancel(monkeypatch, kit):
-    monkeypatch.setenv("SOFTND_DELAY_CANCEL_MS", "400")
+def test_delayed_cancel(faults, kit):
+    faults(slow_call("cancel", 400))
     cq = kit.node().cq()
     request = kit.issue(cq, "Notify", NOTIFY_ANY)
     took, code = slow(cq.CancelOverlappedRequests)
@@ -97,8 +98,8 @@ def test_delayed_cancel(monkeypatch, kit):
     assert request.result() == Status.CANCELED
 
 
-def test_a_delayed_cancel_and_a_release_write_nothing_later(monkeypatch, kit):
-    monkeypatch.setenv("SOFTND_DELAY_CANCEL_MS", "300")
+def test_a_delayed_cancel_and_a_release_write_nothing_later(faults, kit):
+    faults(slow_call("cancel", 300))
     cq = kit.node().cq()
     request = kit.issue(cq, "Notify", NOTIFY_ANY)
     cq.CancelOverlappedRequests()
@@ -109,9 +110,9 @@ def test_a_delayed_cancel_and_a_release_write_nothing_later(monkeypatch, kit):
     assert bytes(ffi.buffer(request.overlapped)) == pattern
 
 
-def test_a_connection_is_cut_after_so_many_bytes(monkeypatch, kit):
+def test_a_connection_is_cut_after_so_many_bytes(faults, kit):
     passive_node = kit.node()
-    monkeypatch.setenv("SOFTND_CUT_AFTER_BYTES", "1000000")
+    faults(cut(after=1_000_000))
     active, passive = Side(kit.node(), 1), Side(passive_node, 2)
     establish(active, passive)
     moved = 0
@@ -127,11 +128,10 @@ def test_a_connection_is_cut_after_so_many_bytes(monkeypatch, kit):
     assert passive.one()[:3] == (Kind.RECEIVE, Status.CANCELED, 1)
 
 
-def test_the_adapter_is_gone_after_so_many_requests(monkeypatch, kit):
+def test_the_adapter_is_gone_after_so_many_requests(faults, kit):
     other = kit.node()
-    monkeypatch.setenv("SOFTND_REMOVE_AFTER_REQUESTS", "60")
-    node = kit.node()
-    monkeypatch.delenv("SOFTND_REMOVE_AFTER_REQUESTS")
+    with faults(removal(after=60)):
+        node = kit.node()
     active, passive = Side(node, 1), Side(other, 2)
     establish(active, passive)
     notification = kit.issue(active.cq, "Notify", NOTIFY_ANY)
@@ -181,11 +181,10 @@ def test_ports_are_the_usual_ones_otherwise(monkeypatch, kit, value):
     assert 49152 <= local_port(kit.node().listener()) <= 65535
 
 
-def test_every_queue_hears_of_the_removal_while_others_are_closed(monkeypatch, kit):
+def test_every_queue_hears_of_the_removal_while_others_are_closed(faults, kit):
     """The program closes each queue as soon as it hears of it, in the order in which the provider tells."""
-    monkeypatch.setenv("SOFTND_REMOVE_AFTER_REQUESTS", "1")
-    node = kit.node()
-    monkeypatch.delenv("SOFTND_REMOVE_AFTER_REQUESTS")
+    with faults(removal(after=1)):
+        node = kit.node()
     side = Side(node, 1)
     queues = [node.cq(depth=4) for _ in range(200)]
     requests = [kit.issue(queue, "Notify", NOTIFY_ANY) for queue in queues]
@@ -211,8 +210,8 @@ def test_every_queue_hears_of_the_removal_while_others_are_closed(monkeypatch, k
     assert closed == len(queues)
 
 
-def test_registrations_are_refused_after_so_many(monkeypatch, kit):
-    monkeypatch.setenv("SOFTND_REFUSE_REGISTRATIONS_AFTER", "3")
+def test_registrations_are_refused_after_so_many(faults, kit):
+    faults(refused_registrations(after=3))
     node = kit.node()
     memory = Memory(4096)
     kit.on_close(memory.free)
@@ -331,8 +330,8 @@ def test_statistics_are_written_when_the_dll_is_unloaded(monkeypatch, tmp_path):
     assert re.search(r"\d+ created, 0 leaked", statistics.read_text())
 
 
-def test_closing_while_completions_are_delayed(monkeypatch, kit):
-    monkeypatch.setenv("SOFTND_DELAY_COMPLETIONS_MS", "200")
+def test_closing_while_completions_are_delayed(faults, kit):
+    faults(*slow_completions(200))
     node = kit.node()
     listener = node.listener()
     connector, qp = node.bound_connector(), node.qp(node.cq())

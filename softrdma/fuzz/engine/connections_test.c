@@ -289,7 +289,7 @@ int main(void)
 {
     world_reset();
     adapter = calloc(1, sizeof *adapter);
-    world_require(adapter_start(adapter, &face_adapter_class, NULL), "does not start");
+    world_require(adapter_start(adapter, &face_adapter_class, NULL) == ND_SUCCESS, "does not start");
     for (enum how how = DISCONNECTS; how <= FAILS; how++)
         a_receive_reaches_the_next_message_if_the_first_connection_ends(how);
     a_receive_that_another_message_took_leaves_the_first_waiting();

@@ -6,6 +6,7 @@
 
 unsigned face_notifications;
 void *face_invalidation;
+const char face_name[] = "fuzz";
 const char face_prefix[] = "FUZZ_";
 const uint32_t face_patience_ms = 60000;
 
@@ -38,6 +39,17 @@ void face_adapter_removed(struct adapter *adapter)
     (void)adapter;
 }
 
+bool face_can(const struct fault *fault)
+{
+    (void)fault;
+    return true;
+}
+
+void face_fault(struct adapter *adapter, const struct fault *fault, struct queue_pair *queue_pair)
+{
+    (void)adapter, (void)fault, (void)queue_pair;
+}
+
 void face_stopping(void) {}
 
 /* In place of verbs/addresses.c, for verbs/listener.c. */
@@ -55,4 +67,4 @@ static void destroy(struct object *object)
     free(adapter);
 }
 
-const struct object_class face_adapter_class = {.kind = KIND_ADAPTER, .destroy = destroy};
+const struct object_class face_adapter_class = {.kind = KIND_ADAPTER, .closed = adapter_closed, .destroy = destroy};

@@ -24,7 +24,7 @@
 #define PASSIVE     1u
 #define SHARED      2u  /* receives come from a shared receive queue */
 #define SMALL_QUEUE 4u  /* the completion queue overruns soon */
-#define STRICT      8u  /* the adapter's switches: CRCs are required, sinks of Reads need the right */
+#define STRICT      8u  /* the adapter's settings: CRCs are required, sinks of Reads need the right */
 #define PIECES      16u /* start with short receives and little room to send */
 
 #define BY_HAND 32u  /* requests come before the connection, and nobody tells of its end */
@@ -749,8 +749,8 @@ static void begin(uint8_t options, uint8_t connects)
     nd_status status;
 
     program->adapter = calloc(1, sizeof *program->adapter);
-    world_require(adapter_start(program->adapter, &face_adapter_class, NULL), "does not start");
-    program->adapter->switches.require_crc = program->adapter->switches.strict_read_sink = (options & STRICT) != 0;
+    world_require(adapter_start(program->adapter, &face_adapter_class, NULL) == ND_SUCCESS, "does not start");
+    program->adapter->settings.require_crc = program->adapter->settings.strict_read_sink = (options & STRICT) != 0;
     world_require(cq_create(program->adapter, (options & SMALL_QUEUE) != 0 ? 3 : 200, NULL, &program->cq) == 0,
                   "has no queue");
     for (int i = 0; i < REGIONS; i++) {

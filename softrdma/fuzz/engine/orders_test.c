@@ -183,7 +183,7 @@ int main(void)
 {
     world_reset();
     adapter = calloc(1, sizeof *adapter);
-    world_require(adapter_start(adapter, &face_adapter_class, NULL), "does not start");
+    world_require(adapter_start(adapter, &face_adapter_class, NULL) == ND_SUCCESS, "does not start");
     an_entry_that_was_fetched_satisfies_no_later_arming();
     an_entry_that_waits_satisfies_one_arming();
     no_entry_is_lost_between_two_armings();

@@ -303,7 +303,7 @@ int main(void)
 {
     world_reset();
     adapter = calloc(1, sizeof *adapter);
-    world_require(adapter_start(adapter, &face_adapter_class, NULL), "does not start");
+    world_require(adapter_start(adapter, &face_adapter_class, NULL) == ND_SUCCESS, "does not start");
     world_require(region_create(adapter, adapter, NULL, &region) == ND_SUCCESS &&
                       region_begin(region, memory, LARGE, (uintptr_t)memory, ND_MR_FLAG_ALLOW_LOCAL_WRITE) ==
                           ND_SUCCESS,

@@ -101,8 +101,10 @@ static HRESULT STDMETHODCALLTYPE adapter_register(INDAdapter *self, const void *
     HRESULT status = nd_region_new(&adapter->base.adapter, out, &region);
     if (status != ND_SUCCESS)
         return status;
-    status =
-        region_begin(region, buffer, size, (uintptr_t)buffer, ND_MR_FLAG_ALLOW_LOCAL_WRITE | ND_MR_FLAG_RDMA_READ_SINK);
+    status = nd_registration_fault(&adapter->base.adapter);
+    if (status == ND_SUCCESS)
+        status = region_begin(region, buffer, size, (uintptr_t)buffer,
+                              ND_MR_FLAG_ALLOW_LOCAL_WRITE | ND_MR_FLAG_RDMA_READ_SINK);
     if (status == ND_SUCCESS)
         status = request_accept(&adapter->base.com.source, REQUEST_REGION, overlapped, region);
     if (status != ND_PENDING) {
@@ -237,12 +239,13 @@ static HRESULT STDMETHODCALLTYPE adapter_listen(INDAdapter *self, SIZE_T backlog
 
 /* ---- The object ---- */
 
-static void adapter_closed(struct object *object)
+static void closed(struct object *object)
 {
     struct version1_adapter *adapter = CONTAINER_OF(object, struct version1_adapter, base.adapter.object);
     struct region *region;
     uint32_t slot = 1;
 
+    adapter_closed(object);
     source_close(&adapter->base.com.source);
     /* These registrations stay counted as leaked (D.6.7). */
     while ((region = region_next(&adapter->base.adapter, &slot)) != NULL) {
@@ -266,7 +269,7 @@ static void adapter_destroy(struct object *object)
 
 static const struct object_class class = {
     .kind = KIND_ADAPTER,
-    .closed = adapter_closed,
+    .closed = closed,
     .destroy = adapter_destroy,
 };
 
@@ -295,13 +298,14 @@ HRESULT version1_adapter_open(const struct sockaddr_storage *address, INDAdapter
 
     if (adapter == NULL)
         return ND_NO_MEMORY;
-    if (!nd_adapter_start(&adapter->base, &class, &view)) {
+    HRESULT status = nd_adapter_start(&adapter->base, &class, &view);
+    if (status != ND_SUCCESS) {
         free(adapter);
-        return ND_INSUFFICIENT_RESOURCES;
+        return status;
     }
     adapter->address = *address;
     adapter->base.com.source.completing = registered;
-    HRESULT status = overlapped_file_create(&adapter->file);
+    status = overlapped_file_create(&adapter->file);
     if (status == ND_SUCCESS)
         status = source_open(&adapter->base.com.source, adapter->file);
     if (status != ND_SUCCESS) {

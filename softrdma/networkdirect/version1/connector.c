@@ -81,13 +81,9 @@ static HRESULT STDMETHODCALLTYPE INDConnector_connect(INDConnector *self, INDEnd
                                                       OVERLAPPED *overlapped)
 {
     const struct connection connection = connection_of(self, endpoint, private_data, private_size);
-    struct version1_adapter *adapter = adapter_of(self);
 
     if (protocol != IPPROTO_TCP && protocol != IPPROTO_UDP)
         return ND_INVALID_PARAMETER_4;
-    if (connection.queue_pair != NULL &&
-        (uint64_t)InterlockedIncrement64(&adapter->connects) <= adapter->base.adapter.switches.connect_timeouts)
-        return nd_connector_time_out(connector_of(self), overlapped);
     return nd_connector_begin(connector_of(self), &connection, address, version1_size(address_size), ntohs(local_port),
                               overlapped);
 }

@@ -15,7 +15,6 @@ struct version1_adapter {
     struct nd_adapter base;          /* first, because the other objects use it */
     HANDLE file;                     /* the adapter's file, on which all requests complete */
     struct sockaddr_storage address; /* the address it was opened with */
-    volatile LONG64 connects;        /* counted for SOFTND_CONNECT_TIMEOUTS */
 };
 
 extern const struct object_view version1_completion_queue_view;

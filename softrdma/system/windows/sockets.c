@@ -1,7 +1,7 @@
 #include "address.h"
 #include "compat.h"
 #include "status.h"
-#include "switches.h"
+#include "settings.h"
 #include "transport.h"
 
 #include <mswsock.h>
@@ -38,7 +38,7 @@ static void any_ports(unsigned *first, unsigned *last)
 
     *first = 49152;
     *last = 65535;
-    if (!switches_text("PORTS", text, sizeof text) ||
+    if (!settings_text("PORTS", text, sizeof text) ||
         sscanf(text, "%5u-%5u%c", &asked_first, &asked_last, &more) != 2 || asked_first == 0 ||
         asked_first > asked_last || asked_last > 65535)
         return;

@@ -105,6 +105,8 @@ EXPORT int rdma_bind_addr(struct rdma_cm_id *rdma, struct sockaddr *address)
 
     if (id == NULL || cm_foreign(id->generation) || size_of(address) == 0 || cm_state_of(id) != CM_IDLE)
         return cm_fail(EINVAL);
+    if (CM_FAULT(id, PLACE_CALL_RDMA_BIND_ADDR) != 0)
+        return -1;
     return cm_result(bind_idle(id, address));
 }
 
@@ -191,6 +193,8 @@ EXPORT int rdma_resolve_addr(struct rdma_cm_id *rdma, struct sockaddr *source, s
     if (id == NULL || cm_foreign(id->generation) || size_of(destination) == 0 ||
         (source != NULL && size_of(source) == 0))
         return cm_fail(EINVAL);
+    if (CM_FAULT(id, PLACE_CALL_RDMA_RESOLVE_ADDR) != 0)
+        return -1;
     int error = resolve(id, source, destination, &status);
     if (error != 0)
         return cm_fail(error);
@@ -216,6 +220,8 @@ EXPORT int rdma_resolve_route(struct rdma_cm_id *rdma, int timeout_ms)
     struct cm_id *id = cm_id(rdma);
 
     UNUSED(timeout_ms);
+    if (CM_FAULT(id, PLACE_CALL_RDMA_RESOLVE_ROUTE) != 0)
+        return -1;
     int error = id == NULL || cm_foreign(id->generation) ? EINVAL : cm_resolve_route(id);
     return error == 0 ? cm_wait(id) : cm_fail(error);
 }

@@ -179,4 +179,9 @@ void cm_listeners_close(struct cm_id *id);
 /* An errno for a failed connection. */
 int cm_connection_errno(nd_status status);
 
+/* ../faults.c: what a scenario has at a call of the connection manager: an errno, which is also set, or 0. `id` may be
+ * NULL. */
+int cm_fault(const struct cm_id *id, enum fault_call call, const void *caller);
+#define CM_FAULT(id, call) (cm_fault(id, call, __builtin_return_address(0)))
+
 #endif

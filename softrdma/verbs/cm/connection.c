@@ -269,6 +269,8 @@ EXPORT int rdma_connect(struct rdma_cm_id *rdma, struct rdma_conn_param *paramet
 
     if (id == NULL || cm_foreign(id->generation))
         return cm_fail(EINVAL);
+    if (CM_FAULT(id, PLACE_CALL_RDMA_CONNECT) != 0)
+        return -1;
     struct soft_qp *qp = find_qp(id, parameters);
     int error = qp == NULL ? EINVAL : take_parameters(id, parameters, MAX_READ_LIMIT, MAX_READ_LIMIT, &request);
     if (error == 0 && !cm_advance(id, CM_ROUTE_RESOLVED, CM_CONNECTING))
@@ -369,6 +371,8 @@ EXPORT int rdma_listen(struct rdma_cm_id *rdma, int backlog)
 
     if (id == NULL || cm_foreign(id->generation))
         return cm_fail(EINVAL);
+    if (CM_FAULT(id, PLACE_CALL_RDMA_LISTEN) != 0)
+        return -1;
     if (!cm_is_connected_type(id))
         return cm_fail(EPROTONOSUPPORT);
     struct sockaddr_in any = {.sin_family = AF_INET};
@@ -409,6 +413,8 @@ EXPORT int rdma_accept(struct rdma_cm_id *rdma, struct rdma_conn_param *paramete
 
     if (id == NULL || cm_foreign(id->generation))
         return cm_fail(EINVAL);
+    if (CM_FAULT(id, PLACE_CALL_RDMA_ACCEPT) != 0)
+        return -1;
     struct soft_qp *qp = find_qp(id, parameters);
     int error = qp == NULL ? EINVAL : take_parameters(id, parameters, id->inbound, id->outbound, &request);
     if (error == 0 && !cm_advance(id, CM_REQUESTED, CM_ACCEPTING))
@@ -443,6 +449,8 @@ EXPORT int rdma_reject(struct rdma_cm_id *rdma, const void *private_data, uint8_
 
     if (id == NULL || cm_foreign(id->generation) || size > CM_MAX_PRIVATE_DATA)
         return cm_fail(EINVAL);
+    if (CM_FAULT(id, PLACE_CALL_RDMA_REJECT) != 0)
+        return -1;
     if (!cm_advance(id, CM_REQUESTED, CM_FAILED) && !cm_advance(id, CM_OFFERED, CM_FAILED))
         return cm_fail(EINVAL);
     struct connector *connector = cm_connector_hold(id);
@@ -481,6 +489,8 @@ EXPORT int rdma_disconnect(struct rdma_cm_id *rdma)
 
     if (id == NULL || cm_foreign(id->generation) || id->rdma.verbs == NULL)
         return cm_fail(EINVAL);
+    if (CM_FAULT(id, PLACE_CALL_RDMA_DISCONNECT) != 0)
+        return -1;
     struct connector *connector = cm_connector_hold(id);
     if (connector == NULL)
         return cm_fail(EINVAL);

@@ -86,6 +86,8 @@ EXPORT int rdma_get_request(struct rdma_cm_id *rdma, struct rdma_cm_id **out)
 
     if (listener == NULL || out == NULL || !listener->sync)
         return cm_fail(EINVAL);
+    if (CM_FAULT(listener, PLACE_CALL_RDMA_GET_REQUEST) != 0)
+        return -1;
     if (rdma->event != NULL)
         rdma_ack_cm_event(rdma->event);
     rdma->event = NULL;

@@ -19,9 +19,11 @@ bool cm_foreign(uint32_t generation)
 
 EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
 {
-    struct cm_channel *channel = calloc(1, sizeof *channel);
+    struct cm_channel *channel = NULL;
 
-    if (channel == NULL)
+    if (CM_FAULT(NULL, PLACE_CALL_RDMA_CREATE_EVENT_CHANNEL) != 0)
+        return NULL;
+    if ((channel = calloc(1, sizeof *channel)) == NULL)
         return soft_null(ENOMEM);
     if (!event_queue_start(&channel->events)) {
         int error = errno;
@@ -253,6 +255,8 @@ EXPORT int rdma_get_cm_event(struct rdma_event_channel *rdma, struct rdma_cm_eve
 
     if (channel == NULL || out == NULL)
         return cm_fail(EINVAL);
+    if (CM_FAULT(NULL, PLACE_CALL_RDMA_GET_CM_EVENT) != 0)
+        return -1;
     for (;;) {
         struct cm_ticket *ticket = (struct cm_ticket *)event_take(&channel->events, NULL);
         if (ticket == NULL)

@@ -296,6 +296,8 @@ EXPORT int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id 
 
     if (out == NULL || (!datagrams && space != RDMA_PS_TCP && space != RDMA_PS_IB))
         return cm_fail(EINVAL);
+    if (CM_FAULT(NULL, PLACE_CALL_RDMA_CREATE_ID) != 0)
+        return -1;
     struct cm_id *id = cm_id_new(channel, context, space, datagrams ? IBV_QPT_UD : IBV_QPT_RC);
     if (id == NULL)
         return -1;

@@ -110,6 +110,8 @@ EXPORT int rdma_create_qp_ex(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *
 {
     if (!usable(id) || attributes == NULL || id->qp != NULL)
         return cm_fail(EINVAL);
+    if (CM_FAULT(NULL, PLACE_CALL_RDMA_CREATE_QP) != 0)
+        return -1;
     if ((attributes->comp_mask & IBV_QP_INIT_ATTR_PD) == 0 || attributes->pd == NULL) {
         attributes->comp_mask |= IBV_QP_INIT_ATTR_PD;
         attributes->pd = id->pd;

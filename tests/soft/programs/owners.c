@@ -31,7 +31,7 @@ static FILE *opened(const char *name, const char *how)
 #include "owner.c"
 
 /* All addresses are selected. */
-bool switches_text(const char *name, char *buffer, uint32_t size)
+bool settings_text(const char *name, char *buffer, uint32_t size)
 {
     (void)name, (void)buffer, (void)size;
     return false;
