@@ -36,6 +36,8 @@ void face_below_threshold(struct shared_queue *srq);
 /* The peer has invalidated the window. Returns the context of an entry for the receive queue, which precedes the
  * Receive; NULL: no entry. Called under the token table's lock. */
 void *face_window_invalidated(struct window *window);
+/* Whether the scenario is this library's to execute. */
+bool face_executes_faults(void);
 /* Whether the face can do this fault: of a call, of the adapter. The engine does the others. */
 bool face_can(const struct fault *fault);
 /* A fault of the adapter happens. `queue_pair` is the one that posts a request; NULL: none. */

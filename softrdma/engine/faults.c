@@ -15,6 +15,7 @@ struct faults {
     struct scenario *scenario;
     char path[512];
     _Atomic uint32_t queue_pairs;
+    _Atomic bool fired[SCENARIO_MAX_FAULTS]; /* of those that happen at a time */
 };
 
 static struct lock list_lock = LOCK_INIT;
@@ -36,7 +37,6 @@ static bool can(const struct fault *fault)
     case FAULT_DUPLICATE:
     case FAULT_REORDER:
     case FAULT_PATH_MIGRATED:
-    case FAULT_FULL_EVENT_QUEUE:
         return false;
     default:
         return face_can(fault);
@@ -61,7 +61,7 @@ nd_status faults_use(struct faults **out)
     nd_status status = ND_SUCCESS;
 
     *out = NULL;
-    if (!environment_text(SCENARIO_VARIABLE, path, sizeof path) || path[0] == '\0')
+    if (!environment_text(SCENARIO_VARIABLE, path, sizeof path) || path[0] == '\0' || !face_executes_faults())
         return ND_SUCCESS;
     lock_acquire(&list_lock);
     struct faults *faults = list;
@@ -154,7 +154,18 @@ const struct fault *faults_at_message(struct queue_pair *qp, struct stream *stre
     place.size = operation->length;
     place.content = content;
     place.content_size = size;
+    if (operation->type == Nd2RequestTypeRead)
+        place.kinds = ~FAULT_BIT(FAULT_SPLIT);
     return faults_ask(qp->object.adapter->faults, &place);
+}
+
+void faults_corrupt(const struct queue_pair *qp, const struct fault *fault, uint8_t *data, size_t size)
+{
+    const struct place place = {.at = AT_MESSAGE, .queue_pair = qp->number};
+    uint64_t random = scenario_random(qp->object.adapter->faults->scenario, fault, &place);
+
+    if (size > 0)
+        data[random % size] ^= (uint8_t)(1 + (random >> 32) % 255);
 }
 
 static const struct fault *at_receive(struct queue_pair *qp, struct stream *stream, unsigned kinds, uint64_t size,
@@ -291,8 +302,12 @@ static void timed_fault_is_due(struct timer *timer)
 
     adapter->timed_ms = fault->after_ms;
     adapter->timed_number = fault->number + 1;
-    scenario_fire(adapter->faults->scenario, fault, &place);
-    happens(adapter, fault, NULL);
+    /* An adapter that is opened later has its port as it is by then, and the rest happened once. */
+    bool first = !atomic_exchange(&adapter->faults->fired[fault->number], true);
+    if (first)
+        scenario_fire(adapter->faults->scenario, fault, &place);
+    if (first || fault->kind == FAULT_PORT_DOWN || fault->kind == FAULT_PORT_UP)
+        happens(adapter, fault, NULL);
     wait_for_timed(adapter);
     object_drop(&adapter->object);
 }

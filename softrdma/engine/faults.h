@@ -14,6 +14,10 @@
  * - delay, hold, silent: the request is carried out, and its completion is late, missing until the queue pair ends, or
  *   wakes nobody. Later completions of the same queue wait for it, because they are in order (IBTA 1.4, 10.8.5).
  * - late_receive: the peer's message finds no Receive (RNR).
+ * - A message is late, comes in pieces of the MTU of 4,096 bytes with pauses, or has one wrong byte, which is in its
+ *   first segment. A Read's message is the answer.
+ * - mute: this end neither sends nor handles what comes. After 10 s without an answer the connection is lost, as from a
+ *   host that is silent. port_down does that to all connections, until port_up.
  */
 #ifndef ENGINE_FAULTS_H
 #define ENGINE_FAULTS_H
@@ -42,6 +46,8 @@ const struct fault *faults_at_request(struct queue_pair *queue_pair, struct stre
                                       const struct operation *operation, const void *content, size_t size);
 const struct fault *faults_at_message(struct queue_pair *queue_pair, struct stream *stream,
                                       const struct operation *operation, const void *content, size_t size);
+/* Changes a byte of a message that is to be corrupt. */
+void faults_corrupt(const struct queue_pair *queue_pair, const struct fault *fault, uint8_t *data, size_t size);
 /* Of a message that begins to arrive (late_receive), and of one that has arrived. */
 const struct fault *faults_at_arrival(struct queue_pair *queue_pair, struct stream *stream, uint64_t size,
                                       const void *content, size_t content_size);

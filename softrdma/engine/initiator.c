@@ -29,6 +29,10 @@
 /* Beyond every token of the table, and none of those of queue_pair.h. */
 #define WRONG_TOKEN 0xFFFFFF10u
 
+/* The MTU of soft0's port, and the pause between pieces of a message that is split. */
+#define MTU      4096u
+#define PAUSE_MS 1u
+
 enum progress { NOTHING, NO_ROOM, PROGRESS };
 
 static void put_trailer(struct stream *stream, uint8_t *frame, size_t size)
@@ -152,6 +156,11 @@ static void fail(struct queue_pair *qp, struct operation *operation, nd_status s
     qp->offset = 0;
 }
 
+static bool has_message_fault(const struct operation *operation, enum fault_kind kind)
+{
+    return operation->message_fault != NULL && operation->message_fault->kind == kind;
+}
+
 static enum progress fill_read(struct queue_pair *qp, struct stream *stream, struct operation *operation)
 {
     if (qp->outbound_limit == 0) {
@@ -180,6 +189,9 @@ static enum progress fill_data(struct queue_pair *qp, struct stream *stream, str
 {
     uint64_t left = operation->length - qp->offset;
     uint32_t payload = left > WIRE_MAX_PAYLOAD ? WIRE_MAX_PAYLOAD : (uint32_t)left;
+    bool is_split = has_message_fault(operation, FAULT_SPLIT);
+    if (is_split && payload > MTU)
+        payload = MTU;
     bool last = payload == left;
     size_t header;
 
@@ -214,7 +226,11 @@ static enum progress fill_data(struct queue_pair *qp, struct stream *stream, str
         fail(qp, operation, ND_ACCESS_VIOLATION);
         return PROGRESS;
     }
+    if (qp->offset == 0 && has_message_fault(operation, FAULT_CORRUPT))
+        faults_corrupt(qp, operation->message_fault, frame + header, payload);
     put_trailer(stream, frame, header + payload);
+    if (is_split)
+        operation->due_ms = last ? 0 : now_ms() + PAUSE_MS;
     qp->offset += payload;
     qp->unacknowledged_bytes += payload;
     if (last) {
@@ -268,7 +284,7 @@ static void ask_about(struct queue_pair *qp, struct stream *stream, struct opera
     operation->fault = faults_at_request(qp, stream, operation, content, size);
     if (operation->type <= Nd2RequestTypeSend || operation->type >= Nd2RequestTypeRead)
         operation->message_fault = faults_at_message(qp, stream, operation, content, size);
-    if (operation->message_fault != NULL && operation->message_fault->kind == FAULT_DELAY)
+    if (has_message_fault(operation, FAULT_DELAY))
         operation->due_ms = now_ms() + operation->message_fault->ms;
     operation->silent = operation->fault != NULL && operation->fault->kind == FAULT_SILENT;
 }
@@ -294,7 +310,7 @@ static enum progress begin_with_faults(struct queue_pair *qp, struct stream *str
     }
     operation->due_ms = 0;
     const struct fault *fault = operation->fault;
-    if (fault == NULL || fault->kind != FAULT_STATUS ||
+    if (qp->offset > 0 || fault == NULL || fault->kind != FAULT_STATUS ||
         (fault->status == STATUS_REM_ACCESS_ERR && names_wrong_memory(operation)))
         return NO_ROOM;
     struct failure failure = fault_failure(fault, operation->type);
@@ -311,7 +327,7 @@ static enum progress fill_operation(struct queue_pair *qp, struct stream *stream
     struct operation *operation = qp_operation(qp, qp->started);
     if ((operation->flags & ND_OP_FLAG_READ_FENCE) != 0 && reads_of_program_under_way(qp))
         return NOTHING;
-    if (qp->object.adapter->faults != NULL && qp->offset == 0) {
+    if (qp->object.adapter->faults != NULL) {
         enum progress begun = begin_with_faults(qp, stream, operation);
         if (begun != NO_ROOM)
             return begun;
@@ -528,11 +544,31 @@ void initiator_complete(struct queue_pair *qp, struct stream *stream)
         cq_put(qp->initiator_cq, entries, count, &stream->after.initiator_cq);
 }
 
+bool qp_lose_rest(struct queue_pair *qp, struct stream *stream)
+{
+    lock_acquire(&qp->lock);
+    uint64_t first = qp->completed;
+    while (first < qp->posted && first < qp->started && qp_operation(qp, first)->sent_mark <= stream->sent_bytes)
+        first++;
+    bool sends = first < qp->posted;
+    if (sends) {
+        struct operation *operation = qp_operation(qp, first);
+        fail(qp, operation, ND_IO_TIMEOUT);
+        operation->unanswered = true;
+        /* Not every peer tells. */
+        qp->lost_at_ms = now_ms() + FINISH_MS;
+        qp_go_on_at(qp, qp->lost_at_ms);
+    }
+    lock_release(&qp->lock);
+    return sends;
+}
+
 bool qp_unanswered(struct queue_pair *qp)
 {
     lock_acquire(&qp->lock);
     const struct operation *oldest = qp->completed < qp->posted ? qp_operation(qp, qp->completed) : NULL;
-    bool unanswered = oldest != NULL && oldest->state == OPERATION_FAILED && oldest->unanswered;
+    bool unanswered = (oldest != NULL && oldest->state == OPERATION_FAILED && oldest->unanswered) ||
+                      (qp->lost_at_ms != 0 && now_ms() >= qp->lost_at_ms);
     lock_release(&qp->lock);
     return unanswered;
 }

@@ -345,7 +345,14 @@ void qp_resume(struct queue_pair *qp)
 static void goes_on(struct timer *timer)
 {
     struct queue_pair *qp = CONTAINER_OF(timer, struct queue_pair, later);
+    struct stream *stream = qp->leaves ? stream_of(qp) : NULL;
 
+    if (stream != NULL) {
+        stream_lock(stream);
+        stream_disconnect(stream);
+        stream_unlock(stream);
+        stream_drop(stream);
+    }
     qp_resume(qp);
     object_drop(&qp->object);
 }
@@ -359,6 +366,14 @@ void qp_go_on_at(struct queue_pair *qp, uint64_t due_ms)
     if (!timer_cancel(&qp->later))
         object_hold(&qp->object);
     timer_set(&qp->later, due_ms > now ? (uint32_t)(due_ms - now) : 0, goes_on);
+}
+
+void qp_leave(struct queue_pair *qp)
+{
+    lock_acquire(&qp->lock);
+    qp->leaves = true;
+    qp_go_on_at(qp, now_ms());
+    lock_release(&qp->lock);
 }
 
 void qp_pump(struct queue_pair *qp)

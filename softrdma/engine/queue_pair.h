@@ -171,6 +171,8 @@ struct queue_pair {
 
     /* For a scenario of faults; see faults.h. */
     uint32_t number;                      /* by order of creation */
+    uint64_t lost_at_ms;                  /* its connection is lost at this time, or before; 0: it is not */
+    _Atomic bool leaves;                  /* it disconnects when `later` runs out */
     struct timer later;                   /* holds a reference while set */
     bool arrival_asked;                   /* for the message that is arriving */
     uint64_t receive_due_ms;              /* it finds no Receive before this time */
@@ -220,6 +222,8 @@ enum queue_pair_state qp_state(struct queue_pair *queue_pair);
 void qp_resume(struct queue_pair *queue_pair);
 /* It goes on at this time of now_ms(), or earlier. Under its lock. FAULT_FOREVER: never. */
 void qp_go_on_at(struct queue_pair *queue_pair, uint64_t due_ms);
+/* Its connection ends soon as by a Disconnect. Without its lock. */
+void qp_leave(struct queue_pair *queue_pair);
 /* Has its stream send what it can, or end: a completion queue may have overrun. Call it without locks. */
 void qp_pump(struct queue_pair *queue_pair);
 /* Under the queue pair's lock, and the stream's. False: this ending does not follow the one that has begun. */
@@ -242,6 +246,9 @@ void qp_send_rtr(struct queue_pair *queue_pair, struct stream *stream);
  * while its program accepts, until more data arrive. A peer that has sent its FIN may be gone: then TCP answers with a
  * reset. */
 void qp_send_empty_write(struct queue_pair *queue_pair, struct stream *stream);
+/* Nothing more is sent, by a fault. The first operation that has not been sent completely fails, once the peer has
+ * taken those before it, or after FINISH_MS. False: there is none. */
+bool qp_lose_rest(struct queue_pair *queue_pair, struct stream *stream);
 /* Whether its oldest operation failed because the peer's host is silent. */
 bool qp_unanswered(struct queue_pair *queue_pair);
 /* Whether it is time for qp_end: after the peer's Terminate, if the queue pair broke, or if this end finishes, has sent

@@ -258,6 +258,9 @@ static enum outcome take_read_response(struct queue_pair *qp, struct stream *str
         return stop(qp, stream, error, segment);
     if (!slot->acknowledgement && !slot->discarded) {
         struct operation *operation = qp_operation(qp, slot->operation);
+        const struct fault *fault = slot->received == 0 ? operation->message_fault : NULL;
+        if (fault != NULL && fault->kind == FAULT_CORRUPT)
+            faults_corrupt(qp, fault, stream->in.data + (segment->payload - stream->in.data), segment->size);
         if (!elements_scatter(qp->object.adapter, operation->sge, operation->sge_count, slot->received,
                               segment->payload, segment->size, ACCESS_READ_SINK, qp->domain)) {
             operation->state = OPERATION_FAILED;

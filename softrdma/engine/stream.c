@@ -264,7 +264,7 @@ void stream_clear_timer(struct stream *stream)
         stream_drop(stream);
 }
 
-/* Sets the timer for a step of the start-up. A switch can shorten its time. */
+/* Sets the timer for a step of the start-up. A setting can shorten its time. */
 static void limit_start_up(struct stream *stream, uint32_t usual_ms)
 {
     uint32_t start_up_ms = stream->adapter->settings.start_up_ms;

@@ -87,6 +87,13 @@ static void end_by_fault(struct stream *stream)
         stay_silent(stream);
         return;
     }
+    /* So that the outcome is the same each time. */
+    if (stream->phase == STREAM_ESTABLISHED && qp_lose_rest(stream->queue_pair, stream)) {
+        stay_silent(stream);
+        if (qp_unanswered(stream->queue_pair))
+            stream_connection_lost(stream, ND_CONNECTION_ABORTED);
+        return;
+    }
     stream->sending = false;
     stream_connection_lost(stream, ND_CONNECTION_ABORTED);
 }
@@ -102,6 +109,13 @@ static bool send_buffer(struct stream *stream)
         return false;
     }
 
+    if (fault != NULL && fault->kind == FAULT_DISCONNECT) {
+        if (stream->phase == STREAM_ESTABLISHED && stream->sent_bytes >= fault->bytes) {
+            stream->fault = NULL;
+            qp_leave(stream->queue_pair);
+        }
+        fault = NULL;
+    }
     while (buffer->begin < buffer->end) {
         size_t size = buffer->end - buffer->begin;
         if (fault != NULL && stream->sent_bytes + size > fault->bytes)

@@ -24,10 +24,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_FILE   (1u << 20)
-#define MAX_FAULTS 1024u
-#define MAX_PATH_  1024u
-#define MAX_MS     86400000u
+#define MAX_FILE  (1u << 20)
+#define MAX_PATH_ 1024u
+#define MAX_MS    86400000u
 
 /* ---- Names ---- */
 
@@ -599,8 +598,8 @@ static bool read_fault(struct reader *reader, char **words, size_t count)
     struct scenario *scenario = reader->scenario;
     unsigned given = 0;
 
-    if (scenario->fault_count == MAX_FAULTS)
-        return wrong(reader, "more than %u faults", MAX_FAULTS);
+    if (scenario->fault_count == SCENARIO_MAX_FAULTS)
+        return wrong(reader, "more than %u faults", SCENARIO_MAX_FAULTS);
     struct fault *fault = &scenario->faults[scenario->fault_count];
     *fault = (struct fault){.number = scenario->fault_count,
                             .line = reader->line,
@@ -809,7 +808,7 @@ struct scenario *scenario_parse(const char *name, const char *text, size_t lengt
     struct reader reader = {.name = name, .error = error, .size = size, .scenario = scenario};
 
     if (scenario != NULL) {
-        scenario->faults = calloc(MAX_FAULTS, sizeof *scenario->faults);
+        scenario->faults = calloc(SCENARIO_MAX_FAULTS, sizeof *scenario->faults);
         scenario->places = calloc(1, sizeof *scenario->places);
     }
     bool good = false;

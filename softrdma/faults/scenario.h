@@ -119,9 +119,10 @@ enum fault_status {
     STATUS_RNR_RETRY_EXC_ERR = 13
 };
 
-#define FAULT_FOREVER     UINT64_MAX
-#define FAULT_MAX_CONTENT 64u
-#define FAULT_MAX_DATA    256u
+#define SCENARIO_MAX_FAULTS 1024u
+#define FAULT_FOREVER       UINT64_MAX
+#define FAULT_MAX_CONTENT   64u
+#define FAULT_MAX_DATA      256u
 
 struct fault_counts;
 

@@ -32,6 +32,11 @@ static enum request_kind request_of(unsigned call)
     return REQUEST_ANY;
 }
 
+bool face_executes_faults(void)
+{
+    return true;
+}
+
 bool face_can(const struct fault *fault)
 {
     switch (fault->kind) {
@@ -41,6 +46,7 @@ bool face_can(const struct fault *fault)
         return fault->what == ANY_CALL || fault->what == PLACE_CALL_CANCEL || request_of(fault->what) != REQUEST_ANY;
     case FAULT_LIMIT:
     case FAULT_GID_CHANGE:
+    case FAULT_FULL_EVENT_QUEUE:
     case FAULT_QUEUE_PAIR_FATAL:
         return false;
     default:

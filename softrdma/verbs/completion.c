@@ -19,6 +19,7 @@ EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *cont
         free(channel);
         return NULL;
     }
+    soft_live[PLACE_CALL_CREATE_COMP_CHANNEL]++;
     channel->ibv.context = context;
     channel->ibv.fd = channel->events.fd;
     return &channel->ibv;
@@ -39,6 +40,7 @@ EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
         return errno = EBUSY;
     event_queue_end(&channel->events);
     free(channel);
+    soft_live[PLACE_CALL_CREATE_COMP_CHANNEL]--;
     return 0;
 }
 

@@ -3,12 +3,16 @@
 #include "face.h"
 #include "soft.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <time.h>
 
 const char face_name[] = "softverbs";
 
-/* What a creating call makes, for its limit. KIND_COUNT: nothing that is counted. */
+_Atomic int32_t soft_live[FAULT_CALLS];
+_Atomic bool soft_events_are_lost;
+
+/* What a creating call makes, if the engine counts that. */
 static enum object_kind made_by(enum fault_call call)
 {
     switch (call) {
@@ -21,20 +25,24 @@ static enum object_kind made_by(enum fault_call call)
     case PLACE_CALL_CREATE_SRQ:
         return KIND_SHARED_QUEUE;
     case PLACE_CALL_CREATE_QP:
+    case PLACE_CALL_RDMA_CREATE_QP:
         return KIND_QUEUE_PAIR;
     default:
         return KIND_COUNT;
     }
 }
 
+/* The shim executes it for every provider, if it is there. */
+bool face_executes_faults(void)
+{
+    return dlsym(RTLD_DEFAULT, "ndpy_faults_shim") == NULL;
+}
+
 bool face_can(const struct fault *fault)
 {
     if (fault->at != AT_CALL)
         return true;
-    if (fault->kind == FAULT_LIMIT)
-        return made_by((enum fault_call)fault->what) != KIND_COUNT;
-    return fault->what != PLACE_CALL_CANCEL && fault->what != PLACE_CALL_RDMA_ESTABLISH &&
-           fault->what != PLACE_CALL_CREATE_AH;
+    return fault->what != PLACE_CALL_CANCEL && fault->what != PLACE_CALL_CREATE_AH;
 }
 
 static int happens(struct faults *faults, enum fault_call call, uint32_t queue_pair, const void *caller)
@@ -44,7 +52,7 @@ static int happens(struct faults *faults, enum fault_call call, uint32_t queue_p
         .at = AT_CALL,
         .what = call,
         .queue_pair = queue_pair,
-        .live = kind == KIND_COUNT ? 0 : (uint64_t)object_live(kind),
+        .live = (uint64_t)(kind == KIND_COUNT ? soft_live[call] : object_live(kind)),
         .caller = caller,
     };
     const struct fault *fault = faults_ask(faults, &place);
@@ -88,6 +96,9 @@ void face_fault(struct adapter *adapter, const struct fault *fault, struct queue
         break;
     case FAULT_GID_CHANGE:
         soft_async_to_all(IBV_EVENT_GID_CHANGE);
+        break;
+    case FAULT_FULL_EVENT_QUEUE:
+        soft_events_are_lost = true;
         break;
     case FAULT_QUEUE_PAIR_FATAL:
         if (queue_pair != NULL) {

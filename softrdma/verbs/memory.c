@@ -21,9 +21,11 @@ EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
     if (SOFT_FAULT(context, PLACE_CALL_ALLOC_PD, 0) != 0)
         return NULL;
     struct soft_pd *pd = calloc(1, sizeof *pd);
-    if (pd != NULL)
-        pd->ibv.context = context;
-    return pd != NULL ? &pd->ibv : NULL;
+    if (pd == NULL)
+        return NULL;
+    pd->ibv.context = context;
+    soft_live[PLACE_CALL_ALLOC_PD]++;
+    return &pd->ibv;
 }
 
 EXPORT int ibv_dealloc_pd(struct ibv_pd *ibv)
@@ -34,6 +36,7 @@ EXPORT int ibv_dealloc_pd(struct ibv_pd *ibv)
         return 0;
     if (pd->users > 0)
         return errno = EBUSY;
+    soft_live[PLACE_CALL_ALLOC_PD]--;
     free(pd);
     return 0;
 }

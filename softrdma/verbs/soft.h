@@ -149,6 +149,7 @@ static inline void *soft_null(int error)
 
 /* faults.c: what a scenario has at a call: an errno, which is also set, or 0, after the time that a slow call takes.
  * The queue pair is given by its number in scenarios; 0: the call has none. */
+extern _Atomic int32_t soft_live[FAULT_CALLS]; /* objects that the engine does not count, by the call that makes them */
 int soft_fault(const struct adapter *adapter, enum fault_call call, uint32_t queue_pair, const void *caller);
 #define SOFT_FAULT(context, call, queue_pair) \
     (adapter_of(context)->faults == NULL      \
@@ -159,6 +160,8 @@ int soft_fault(const struct adapter *adapter, enum fault_call call, uint32_t que
 int soft_errno(nd_status status);
 /* Gives the context an asynchronous event. `element` is the queue pair, queue or port that it is about. */
 void soft_async(struct soft_context *context, enum ibv_event_type type, void *element);
+/* By a fault: the queue of asynchronous events is full. */
+extern _Atomic bool soft_events_are_lost;
 /* Each context gets this event of its port. */
 void soft_async_to_all(enum ibv_event_type type);
 /* The element is gone: its events that nobody has taken go too. */

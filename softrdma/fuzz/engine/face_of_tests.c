@@ -39,6 +39,11 @@ void face_adapter_removed(struct adapter *adapter)
     (void)adapter;
 }
 
+bool face_executes_faults(void)
+{
+    return true;
+}
+
 bool face_can(const struct fault *fault)
 {
     (void)fault;

@@ -317,6 +317,8 @@ EXPORT int rdma_establish(struct rdma_cm_id *rdma)
 
     if (id == NULL || cm_foreign(id->generation) || id->rdma.qp != NULL)
         return cm_fail(EINVAL);
+    if (CM_FAULT(id, PLACE_CALL_RDMA_ESTABLISH) != 0)
+        return -1;
     return cm_result(cm_complete_connection(id));
 }
 

@@ -30,6 +30,7 @@ EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
         free(channel);
         return soft_null(error);
     }
+    soft_live[PLACE_CALL_RDMA_CREATE_EVENT_CHANNEL]++;
     channel->rdma.fd = channel->events.fd;
     channel->generation = system_generation;
     return &channel->rdma;
@@ -97,6 +98,7 @@ EXPORT void rdma_destroy_event_channel(struct rdma_event_channel *rdma)
     free_all(taken.first);
     event_queue_end(&channel->events);
     free(channel);
+    soft_live[PLACE_CALL_RDMA_CREATE_EVENT_CHANNEL]--;
 }
 
 static struct event_queue *queue_of(const struct cm_id *id)

@@ -269,6 +269,7 @@ struct cm_id *cm_id_new(struct rdma_event_channel *channel, void *context, enum 
         free_own(id);
         return soft_null(error);
     }
+    soft_live[PLACE_CALL_RDMA_CREATE_ID]++;
     id->rdma.context = context;
     id->rdma.ps = space;
     id->rdma.qp_type = qp_type;
@@ -346,6 +347,7 @@ EXPORT int rdma_destroy_id(struct rdma_cm_id *rdma)
     unuse_device(id);
     free_memory(id);
     cm_id_drop(id);
+    soft_live[PLACE_CALL_RDMA_CREATE_ID]--;
     return 0;
 }
 
