@@ -168,7 +168,7 @@ def test_the_adapter(tmp_path):
     down, up, fatal, overrun, removed, unheard = play(
         [
             ("events", ("at=adapter do=port_down nth=3",)),
-            ("events", ("at=adapter do=port_down nth=3", "at=adapter do=port_up after_ms=150")),
+            ("events", ("at=adapter do=port_down nth=3", "at=adapter do=port_up nth=11")),
             ("events", ("at=adapter do=queue_pair_fatal nth=9",)),
             ("events", ("at=adapter do=completion_queue_error nth=9",)),
             ("events", ("at=adapter do=remove nth=9",)),
