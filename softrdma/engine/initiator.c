@@ -304,6 +304,8 @@ static enum progress begin_with_faults(struct queue_pair *qp, struct stream *str
 {
     if (!operation->asked)
         ask_about(qp, stream, operation);
+    if (qp->leaves && qp->offset == 0)
+        return NOTHING;
     if (operation->due_ms > now_ms()) {
         qp_go_on_at(qp, operation->due_ms);
         return NOTHING;
