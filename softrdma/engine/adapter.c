@@ -12,10 +12,12 @@ void adapter_remove(struct adapter *adapter)
 
 nd_status adapter_start(struct adapter *adapter, const struct object_class *class, void *face)
 {
-    nd_status status = faults_use(&adapter->faults);
+    struct faults *faults;
+    nd_status status = faults_use(&faults);
 
     if (status != ND_SUCCESS)
         return status;
+    adapter->faults = faults;
     adapter->settings = settings_read();
     tokens_start(&adapter->tokens);
     if (!object_start(&adapter->object, class, NULL, face))

@@ -24,7 +24,7 @@
 struct adapter {
     struct object object;
     struct settings settings;
-    struct faults *faults; /* NULL: none */
+    struct faults *_Atomic faults; /* NULL: none, and there was none before */
     struct token_table tokens;
     struct timer timed; /* of faults that happen at a time; those up to these were there */
     uint64_t timed_ms;

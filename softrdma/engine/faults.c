@@ -83,6 +83,49 @@ nd_status faults_use(struct faults **out)
     return status;
 }
 
+/* A scenario without faults, for adapters that had one with: what has tested the pointer uses it. */
+static struct faults *no_faults(void)
+{
+    static const char text[] = "scenario 1\n";
+    static struct faults *none;
+    char error[100];
+
+    lock_acquire(&list_lock);
+    if (none == NULL && (none = calloc(1, sizeof *none)) != NULL) {
+        none->scenario = scenario_parse("", text, sizeof text - 1, error, sizeof error);
+        if (none->scenario != NULL) {
+            none->next = list;
+            list = none;
+        } else {
+            free(none);
+            none = NULL;
+        }
+    }
+    lock_release(&list_lock);
+    return none;
+}
+
+nd_status faults_follow(struct adapter *adapter)
+{
+    struct faults *now;
+    nd_status status = faults_use(&now);
+
+    if (status != ND_SUCCESS)
+        return status;
+    if (now == NULL && adapter->faults != NULL && (now = no_faults()) == NULL)
+        return ND_NO_MEMORY;
+    if (now == adapter->faults)
+        return ND_SUCCESS;
+    faults_stop_timed(adapter);
+    adapter->faults = now;
+    adapter->timed_ms = 0;
+    adapter->timed_number = 0;
+    adapter->removed = 0;
+    adapter->port_down = false;
+    faults_start_timed(adapter);
+    return ND_SUCCESS;
+}
+
 void faults_end(void)
 {
     while (list != NULL) {
@@ -300,6 +343,10 @@ static void timed_fault_is_due(struct timer *timer)
     const struct fault *fault = next_timed(adapter);
     const struct place place = {.at = AT_ADAPTER};
 
+    if (fault == NULL) { /* the adapter has another scenario by now */
+        object_drop(&adapter->object);
+        return;
+    }
     adapter->timed_ms = fault->after_ms;
     adapter->timed_number = fault->number + 1;
     /* An adapter that is opened later has its port as it is by then, and the rest happened once. */

@@ -34,6 +34,9 @@ struct stream;
 
 /* The scenario that NDPY_FAULTS names; NULL: none. ND_INVALID_PARAMETER: it cannot be used, and stderr says why. */
 nd_status faults_use(struct faults **out);
+/* NDPY_FAULTS may be another one by now: then the adapter has that scenario, also its objects, and is neither removed
+ * nor is its port down. Programs that test themselves change it between two tests. */
+nd_status faults_follow(struct adapter *adapter);
 /* The library is unloaded. */
 void faults_end(void);
 /* The number of a queue pair that is created. */

@@ -79,6 +79,10 @@ static struct adapter *adapter_use(void)
         }
         errno = before;
         adapter = made;
+    } else {
+        nd_status status = faults_follow(adapter);
+        if (status != ND_SUCCESS)
+            return soft_null(soft_errno(status));
     }
     adapter_users++;
     return adapter;
@@ -350,6 +354,9 @@ struct ibv_context *soft_shared_context(void)
     if (shared == NULL)
         shared = ibv_open_device(&only.device);
     struct ibv_context *result = shared;
+    nd_status status = result != NULL ? faults_follow(adapter_of(result)) : ND_SUCCESS;
+    if (status != ND_SUCCESS)
+        result = soft_null(soft_errno(status));
     pthread_mutex_unlock(&shared_lock);
     return result;
 }
