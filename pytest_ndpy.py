@@ -236,9 +236,9 @@ def rdma_faults(request: pytest.FixtureRequest, rdma_adapter_name: str, rdma_env
     """`adapter = rdma_faults(Fault("status", operation="send", nth=3, status="RETRY_EXC_ERR"))` opens an adapter with
     faults of ndpy.faults, for one test.
 
-    What the test opens later, and the peers and programs that it starts, have the faults too. An adapter that was open
-    before, such as rdma_adapter, has none but those of calls of the connection manager. The report of a test says which
-    faults fired, and where. A test that ends well while one has never fired fails, unless allow_unfired=True was given.
+    The whole process has the faults from then on, also adapters that were open before, and so have the peers and
+    programs that the test starts later. They end with the test. Its report says which faults fired, and where. A test
+    that ends well while one has never fired fails, unless allow_unfired=True was given.
     Needs --rdma soft, and is skipped elsewhere.
     """
     from ndpy.testing.faulty import Faults

@@ -36,8 +36,8 @@ class Faults:
     def __call__(self, *faults: Fault, seed: int = 0, allow_unfired: bool = False) -> ndpy.Adapter:
         """Return an adapter with these faults, open until the test ends.
 
-        Those that are opened later in the test, and the programs and peers that it starts, have them too. Each process
-        counts for itself.
+        The process's other adapters have them too until then, and so have the programs and peers that the test starts.
+        Each process counts for itself.
 
         Parameters:
             faults: of a scenario.

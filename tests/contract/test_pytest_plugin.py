@@ -400,3 +400,93 @@ def test_the_usual_adapter_is_soft0(session, monkeypatch):
 )
 def test_options_that_do_not_go_together_are_refused(session, arguments):
     assert session("", where=[*arguments]).ret == pytest.ExitCode.USAGE_ERROR
+
+
+FAULTY = """
+    import subprocess, sys
+
+    import pytest
+
+    import ndpy
+    from ndpy.faults import Fault
+    from ndpy.testing import connected_pair
+
+    FIRST_SEND = Fault("status", operation="send", nth=1, status="RETRY_EXC_ERR")
+    NEVER = Fault("errno", call="reg_mr", nth=1000, errno="ENOMEM")
+
+    def send(adapter):
+        with connected_pair(adapter) as (client, server):
+            server.queue_pair.receive(server.memory)
+            client.queue_pair.send(client.memory[:5])
+            client.take_ok()
+
+    def test_a_fault_fires(rdma_faults):
+        adapter = rdma_faults(FIRST_SEND)
+        with pytest.raises(ndpy.NdpyError):
+            send(adapter)
+        assert [each.place for each in rdma_faults.report().fired] == ["send"]
+
+    def test_the_next_test_has_none(rdma_adapter):
+        send(rdma_adapter)
+
+    def test_adapters_that_were_open_before_have_them(rdma_adapter, rdma_faults):
+        rdma_faults(FIRST_SEND)
+        with pytest.raises(ndpy.NdpyError):
+            send(rdma_adapter)
+
+    def test_never(rdma_faults):
+        send(rdma_faults(NEVER))
+
+    def test_fails(rdma_faults):
+        send(rdma_faults(FIRST_SEND, NEVER))
+
+    def test_a_program_has_them(rdma_faults, rdma_env):
+        rdma_faults(Fault("errno", call="create_cq", errno="EINVAL"))
+        code = "import ndpy; ndpy.open_adapter().create_completion_queue(4)"
+        done = subprocess.run([sys.executable, "-c", code], env=rdma_env, capture_output=True, text=True)
+        assert done.returncode == 1 and "create completion queue" in done.stderr
+
+    def creates(adapter, channel):
+        try:
+            adapter.create_completion_queue(4)
+        except ndpy.NdpyError as error:
+            return str(error)
+
+    def test_a_peer_has_them(rdma_faults, rdma_peer):
+        rdma_faults(Fault("errno", call="create_cq", errno="EINVAL"))
+        assert "create completion queue" in rdma_peer(creates).result()
+
+    def test_a_removed_adapter(rdma_faults):
+        adapter = rdma_faults(Fault("remove", nth=1))
+        with pytest.raises(ndpy.NdpyError):
+            send(adapter)
+
+    def test_it_is_there_again(rdma_adapter):
+        send(rdma_adapter)
+
+    def test_one_scenario(rdma_faults):
+        rdma_faults(NEVER, allow_unfired=True)
+        with pytest.raises(RuntimeError, match="a test has one scenario"):
+            rdma_faults(NEVER)
+"""
+
+
+def test_faults_fire_at_the_adapter_of_their_test_and_are_told(session, adapter_name):
+    document = (ROOT / "docs/faults.md").read_text("utf-8")
+    (example,) = [block for block in document.split("```python\n") if "def test_a_send_that_fails" in block]
+    result = session(textwrap.dedent(FAULTY) + example.partition("```")[0])
+    if adapter_name not in ("soft0", "softnd0"):
+        result.assert_outcomes(passed=2, skipped=10)
+        result.stdout.fnmatch_lines([f"*{adapter_name} has no faults: they are made by the software adapter*"])
+        return
+    result.assert_outcomes(passed=10, failed=1, errors=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*ERROR at teardown of test_never*",
+            "never fired: do=errno at=call call=reg_mr nth=1000 errno=ENOMEM",
+            "*test_fails*",
+            "*- faults -*",
+            "fired: status at send 1 of queue pair *",
+            "never fired: do=errno*",
+        ]
+    )

@@ -1,0 +1,52 @@
+"""Sweeps of both ends of real programs on soft0. tests/soft/swept_programs.py makes the table of docs/faults.md."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kit.deadlines import patient
+from kit.helpers import STRESS
+from two_ended import PROGRAMS
+
+ENDS = Path(__file__).with_name("two_ended.py")
+
+
+def sweep(folder: Path, name: str, end: str, runs: int, *options: str) -> list[dict]:
+    """Sweep a program. Returns its runs."""
+    program = PROGRAMS[name][0][0]
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed: make setup")
+    report = folder / "report.json"
+    words = [sys.executable, "-m", "ndpy", "faults", "sweep", "--max-runs", str(runs), "--deadline", str(patient(20))]
+    done = subprocess.run(
+        [*words, *options, "--json", report, "--", sys.executable, ENDS, name, end],
+        capture_output=True,
+        text=True,
+        timeout=patient(30 * runs),
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return json.loads(report.read_text())["runs"]
+
+
+def test_rping_ends_when_a_request_fails(tmp_path):
+    runs = sweep(tmp_path, "rping", "client", 6, "--only", "status")
+    assert len(runs) == 6
+    assert {run["outcome"] for run in runs} <= {"succeeded", "failed"}
+    assert all(len(run["fired"]) == 1 for run in runs)
+
+
+@pytest.mark.parametrize("end", ["client", "server"])
+@pytest.mark.parametrize("name", ["echo", "key_value_store", "file_server", "publish_array"])
+def test_examples_of_aio_end_cleanly_under_every_fault(tmp_path, name, end):
+    if not STRESS and (name, end) != ("echo", "client"):
+        pytest.skip("with NDPY_STRESS=1 only: each run takes a second")
+    runs = sweep(tmp_path, name, end, 200 if STRESS else 3)
+    bad = [run for run in runs if run["outcome"] not in ("succeeded", "failed", "not reached")]
+    assert not bad
+    # An error that is told, and no traceback of what nobody has foreseen.
+    assert not [run for run in runs if "Traceback" in run["output"]]
