@@ -314,7 +314,7 @@ KINDS = (
     ),
     Kind(
         "adapter", "full_event_queue", "events of the adapter are lost", "as usual",
-        "Linux drivers/infiniband/core/uverbs_main.c, ib_uverbs_async_handler(): no memory for an event loses it", executors=_SHIM,
+        "Linux drivers/infiniband/core/uverbs_main.c, ib_uverbs_async_handler(): no memory for an event loses it",
     ),
 )  # fmt: skip
 
