@@ -35,13 +35,16 @@ def run(config: pytest.Config) -> int:
     command += _others(config.invocation_params.args)
     if sys.stdout.isatty():
         command.append("--color=yes")
+    interrupted = False
     with subprocess.Popen(command) as process:
         while True:
             try:
-                return process.wait()
+                status = process.wait()
             except KeyboardInterrupt:
                 # The VM has heard of it too, and ends.
-                continue
+                interrupted = True
+            else:
+                return pytest.ExitCode.INTERRUPTED if interrupted else status
 
 
 def _others(arguments: tuple[str | object, ...]) -> list[str]:

@@ -11,10 +11,10 @@ from ndpy.testing import machine
 
 
 class Program:
-    """Stands for subprocess.Popen. Ctrl-C comes while it runs."""
+    """Stands for subprocess.Popen. Ctrl-C may come while it runs."""
 
     commands: list[list[str]]
-    interruptions = 2
+    interruptions = 0
 
     def __init__(self, command):
         self.commands.append(command)
@@ -29,7 +29,7 @@ class Program:
         if self.interruptions:
             self.interruptions -= 1
             raise KeyboardInterrupt
-        return 130
+        return 3
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def run(monkeypatch):
 
 def test_the_session_has_the_same_arguments_and_its_status_comes_back(run):
     status, outside, inside = run("--rdma", "vm", "-x", "--rdma-driver=siw", "-k", "vm or rdma", "tests", driver="siw")
-    assert status == 130
+    assert status == 3
     assert outside[:7] == [sys.executable, "-m", "ndpy", "vm", "run", "--vm", "--adapter"]
     assert outside[7] == "siw" and "--kernel" not in outside
     assert inside[inside.index("--rdma") :] == [
@@ -67,3 +67,9 @@ def test_the_kernel_is_that_of_the_option(run):
     assert outside[7] == "rxe"
     assert inside[-1] == "--lf"
     assert "6.1.0" not in inside
+
+
+def test_ctrl_c_waits_for_the_end_and_is_an_interrupted_session(run, monkeypatch):
+    monkeypatch.setattr(Program, "interruptions", 2)
+    status, _, _ = run("--rdma", "vm")
+    assert status == pytest.ExitCode.INTERRUPTED
