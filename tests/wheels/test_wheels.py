@@ -38,6 +38,7 @@ WINDOWS_MODULE = "ndpy/_networkdirect.pyd"
 # The modules of the registration cache.
 LINUX_CORE, WINDOWS_CORE = "ndpy/_core.abi3.so", "ndpy/_core.pyd"
 SOFTVERBS = "ndpy/platforms/verbs/soft/libsoftverbs.so"
+SHIM = "ndpy/platforms/verbs/soft/libndpyfaults.so"
 # They bring in softverbs under the names by which programs load it.
 NAMED_BY_PROGRAMS = ["ndpy/platforms/verbs/soft/libibverbs.so.1", "ndpy/platforms/verbs/soft/librdmacm.so.1"]
 MOST_OF_SOFTVERBS = 400 << 10
@@ -97,8 +98,9 @@ def test_softverbs_is_small_and_needs_the_c_library_alone(release, tmp_path):
     inside = contents(release.linux)
     assert sum(len(inside[name]) for name in (SOFTVERBS, *NAMED_BY_PROGRAMS)) <= MOST_OF_SOFTVERBS
     library = tmp_path / "library.so"
-    library.write_bytes(inside[SOFTVERBS])
-    assert needed_by(library) == {"libc.so.6"}
+    for name in (SOFTVERBS, SHIM):
+        library.write_bytes(inside[name])
+        assert needed_by(library) == {"libc.so.6"}
     for name in NAMED_BY_PROGRAMS:
         library.write_bytes(inside[name])
         assert needed_by(library) <= {"libsoftverbs.so", "libc.so.6"}
@@ -119,7 +121,7 @@ def test_wheels_for_other_kinds_of_linux_have_code_for_these(release, tmp_path, 
     _, _, _, tags = parse_wheel_filename(wheel.name)
     assert {(tag.interpreter, tag.abi) for tag in tags} == {("cp310", "abi3")}
     assert set(metadata(wheel, "WHEEL").get_all("Tag")) == {str(tag) for tag in tags}
-    for name in (VERBS_MODULE, LINUX_CORE, SOFTVERBS, *NAMED_BY_PROGRAMS):
+    for name in (VERBS_MODULE, LINUX_CORE, SOFTVERBS, SHIM, *NAMED_BY_PROGRAMS):
         library = tmp_path / "library.so"
         library.write_bytes(inside[name])
         assert re.search(rf"Machine: +{machine}$", output_of("readelf", "--file-header", library), re.MULTILINE)
