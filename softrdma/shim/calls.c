@@ -627,6 +627,7 @@ PLAIN(rdma_resolve_addr, PLACE_CALL_RDMA_RESOLVE_ADDR, id,
 PLAIN(rdma_resolve_route, PLACE_CALL_RDMA_RESOLVE_ROUTE, id, (unsigned library, struct rdma_cm_id *id, int timeout_ms),
       id, timeout_ms)
 PLAIN(rdma_listen, PLACE_CALL_RDMA_LISTEN, id, (unsigned library, struct rdma_cm_id *id, int backlog), id, backlog)
+PLAIN(rdma_establish, PLACE_CALL_RDMA_ESTABLISH, id, (unsigned library, struct rdma_cm_id *id), id)
 PLAIN(rdma_reject, PLACE_CALL_RDMA_REJECT, id,
       (unsigned library, struct rdma_cm_id *id, const void *data, uint8_t size), id, data, size)
 

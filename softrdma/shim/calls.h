@@ -83,6 +83,7 @@
     X(int, rdma_get_request, P(struct rdma_cm_id *listener, struct rdma_cm_id **id), A(listener, id))                 \
     X(int, rdma_connect, P(struct rdma_cm_id *id, struct rdma_conn_param *parameters), A(id, parameters))             \
     X(int, rdma_accept, P(struct rdma_cm_id *id, struct rdma_conn_param *parameters), A(id, parameters))              \
+    X(int, rdma_establish, P(struct rdma_cm_id *id), A(id))                                                           \
     X(int, rdma_reject, P(struct rdma_cm_id *id, const void *data, uint8_t size), A(id, data, size))                  \
     X(int, rdma_disconnect, P(struct rdma_cm_id *id), A(id))                                                          \
     X(int, rdma_get_cm_event, P(struct rdma_event_channel *channel, struct rdma_cm_event **event), A(channel, event)) \
