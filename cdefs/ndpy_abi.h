@@ -209,7 +209,8 @@ struct ndpy_list_request {
 /* Of the provider. */
 struct ndpy_list;
 
-/* The functions that ndpy._core calls by itself. largest_token: of an element.
+/* The functions that ndpy._core calls by itself. post_shared is NULL if there are no shared receive queues.
+   largest_token: of an element.
 
    poll_internal and spin are as poll. spin polls until there is a completion, *stop is not 0, or so many nanoseconds
    have passed. Its completions count as not alike.
@@ -227,6 +228,8 @@ struct ndpy_list;
 struct ndpy_provider {
     int (*post)(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
                 const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote);
+    int (*post_shared)(struct ndpy_shared_queue *queue, uint32_t slot, uint64_t context,
+                       const struct ndpy_element *elements, uint32_t count);
     int (*poll)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, uint32_t *alike);
     int (*poll_internal)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
     int (*spin)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, const volatile int *stop,

@@ -417,13 +417,41 @@ class Batch(Uncopied):
         self, first: int, /
     ) -> list[tuple[int, Any, PublicRemoteMemory | None, int, int, tuple[int, int, int], PublicDestination | None]]: ...
 
-class WorkQueues(Resource):
-    """The part of a queue pair that posts."""
+class PostingQueue(Resource):
+    """A queue to which requests are posted. receive() is that of a shared receive queue."""
 
     _lock: Lock
+    _sinks_must_be_writable: bool
+    def receive(self, sges: Elements, *, context: int = 0) -> None:
+        """Post memory for one message to any of the queue pairs. See QueuePair.receive().
+
+        Parameters:
+            sges: a region, a slice of one, or a sequence of them, up to max_sge.
+            context: 0 to 2**64 - 1; comes back in the Completion.
+        Raises:
+            QueueFullError: `depth` receives are outstanding. Take completions, then try again.
+            LimitExceededError, ForeignObjectError, ClosedError: as for QueuePair.receive().
+        """
+    def _post_elements(
+        self,
+        operation: int,
+        record: list[Any],
+        elements: list[Any],
+        context: int,
+        flags: int,
+        remote: PublicRemoteMemory | None,
+        words: tuple[int, int, int],
+        destination: Any,
+        /,
+    ) -> None: ...
+    def _attach(self, provider: int, native: int, posted_requests: completion.PostedRequests = ..., /) -> None: ...
+    def _detach(self) -> None: ...
+
+class WorkQueues(PostingQueue):
+    """The part of a queue pair that posts."""
+
     srq: SharedReceiveQueue | None
     _ended: bool
-    _sinks_must_be_writable: bool
     _number: int
     @property
     def _posted_requests(self) -> completion.PostedRequests: ...
@@ -664,20 +692,6 @@ class WorkQueues(Resource):
             QueueFullError, NotConnectedError, ForeignObjectError and so on: as for send().
         Source: ibv_post_send(3) and ibv_post_recv(3) with a list. Providers of NetworkDirect get each request by itself.
         """
-    def _post_elements(
-        self,
-        operation: int,
-        record: list[Any],
-        elements: list[Any],
-        context: int,
-        flags: int,
-        remote: PublicRemoteMemory | None,
-        words: tuple[int, int, int],
-        destination: Any,
-        /,
-    ) -> None: ...
-    def _attach(self, provider: int, native: int, posted_requests: completion.PostedRequests, /) -> None: ...
-    def _detach(self) -> None: ...
 
 @final
 class CompletionArray(Uncopied):
@@ -835,11 +849,6 @@ class Destination(Resource):
     """The part of a destination that requests refer to."""
 
     _words: tuple[int, int]
-
-def read_pieces(queue: SharedReceiveQueue, largest_token: int, elements: list[Any], out: int, /) -> int:
-    """Check what a request of this queue refers to, and write its elements to the array of struct ndpy_element at this address.
-    Returns 0 or one of enum ndpy_refusal.
-    """
 
 class LeaseFinder(Resource):
     """The part of a cache that a hit needs. It calls _local() for a miss."""

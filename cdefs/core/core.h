@@ -31,6 +31,8 @@ void free_tracked(PyObject *self);
 /* Creates a type, whose objects can be neither copied nor pickled, and adds it to the module. Returns NULL with an
  * error. */
 PyTypeObject *add_type(PyObject *module, PyType_Spec *spec);
+/* The same, derived from `base`. */
+PyTypeObject *add_type_on(PyObject *module, PyType_Spec *spec, PyTypeObject *base);
 /* The same for a type of values, whose objects can be. */
 PyTypeObject *add_value_type(PyObject *module, PyType_Spec *spec);
 

@@ -73,7 +73,7 @@ static int add_uncopied(PyObject *module)
 
 /* ---- types ---- */
 
-static PyTypeObject *add_type_on(PyObject *module, PyType_Spec *spec, PyTypeObject *base)
+PyTypeObject *add_type_on(PyObject *module, PyType_Spec *spec, PyTypeObject *base)
 {
     PyObject *type = PyType_FromModuleAndSpec(module, spec, (PyObject *)base);
 

@@ -5,8 +5,8 @@
 
 #include "calls.h"
 
-/* native: a struct ndpy_queue_pair. ended: the connection is over, and what is posted is
-   cancelled. sinks_must_be_writable: the provider itself would write to every region. */
+/* native: a struct ndpy_queue_pair, or if there is no `posted` a struct ndpy_shared_queue. ended: the connection is
+   over, and what is posted is cancelled. sinks_must_be_writable: the provider itself would write to every region. */
 typedef struct {
     GUARDED_HEAD
     PyObject *srq;

@@ -59,26 +59,6 @@ int refuse_reference(PyObject *queue, PyObject *object)
     return checked ? 0 : -1;
 }
 
-/* read_pieces() for a queue that posts in Python. */
-static PyObject *core_read_pieces(PyObject *Py_UNUSED(module), PyObject *arguments)
-{
-    unsigned long long largest_token, address;
-    PyObject *queue, *list, *adapter, *unusable = NULL;
-    int refused;
-
-    if (!PyArg_ParseTuple(arguments, "OKO!K", &queue, &largest_token, &PyList_Type, &list, &address))
-        return NULL;
-    adapter = PyObject_GetAttrString(queue, "_adapter");
-    if (!adapter)
-        return NULL;
-    do
-        refused = read_pieces(adapter, largest_token, list, (struct ndpy_element *)(uintptr_t)address,
-                              (uint32_t)PyList_Size(list), &unusable);
-    while (refused == UNUSABLE && refuse_reference(queue, unusable) == 0);
-    Py_DECREF(adapter);
-    return PyErr_Occurred() ? NULL : PyLong_FromLong(refused);
-}
-
 /* ---- destinations ---- */
 
 static PyObject *destination_words(PyObject *self, void *Py_UNUSED(none))
@@ -139,17 +119,8 @@ static PyType_Spec destination_spec = {"ndpy._core.Destination", sizeof(Destinat
 
 /* ---- the module ---- */
 
-static PyMethodDef functions[] = {
-    {"read_pieces", core_read_pieces, METH_VARARGS,
-     "read_pieces($module, queue, largest_token, elements, out, /)\n--\n\n"
-     "Check what a request of this queue refers to, and write its elements to the array of struct ndpy_element at this "
-     "address.\n"
-     "Returns 0 or one of enum ndpy_refusal."},
-    {NULL, NULL, 0, NULL},
-};
-
 int add_references(PyObject *module)
 {
     destination_type = add_resource_type(module, &destination_spec);
-    return destination_type ? PyModule_AddFunctions(module, functions) : -1;
+    return destination_type ? 0 : -1;
 }

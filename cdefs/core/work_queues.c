@@ -1,5 +1,5 @@
-/* Posting: the base of ndpy/objects/work_queues.py. One element of a region is posted here from end to end. Everything
- * else, such as several elements, bytes sent inline, and refusals, goes by way of Python.
+/* Posting: the bases of ndpy/objects/work_queues.py and shared_receive_queue.py. One element of a region is posted here
+ * from end to end. Everything else, such as several elements, bytes sent inline, and refusals, goes by way of Python.
  *
  * A post holds the interpreter's lock and the queue pair's lock during the provider's call. So no other thread can
  * close the region, or end the queue pair, in the middle.
@@ -87,6 +87,23 @@ HOT int core_post_elements(WorkQueues *self, uint32_t operation, const struct po
     return refused;
 }
 
+/* core_post_elements() for a shared receive queue. Its receives end in any order, so it keeps their records by slot. */
+static int core_post_shared(WorkQueues *self, const struct post *post, const struct ndpy_element *elements,
+                            uint32_t count, PyObject *record)
+{
+    PyObject *slot = PyObject_CallMethod((PyObject *)self, "_take_slot", "O", record);
+    int refused;
+
+    if (!slot)
+        return RAISED;
+    refused = self->provider->post_shared(self->native, (uint32_t)PyLong_AsUnsignedLong(slot), post->context, elements,
+                                          count);
+    if (refused)
+        Py_XDECREF(PyObject_CallMethod((PyObject *)self, "_free_slot", "O", slot));
+    Py_DECREF(slot);
+    return PyErr_Occurred() ? RAISED : refused;
+}
+
 /* What follows a post, without the lock. */
 static PyObject *conclude(WorkQueues *self, const struct post *post, int refused, PyObject *elements)
 {
@@ -126,8 +143,9 @@ HOT int may_use(const WorkQueues *self, Region *region, uint32_t flags, PyObject
     return may;
 }
 
-/* Posts one element of a region. operation: that of `post`, which is a constant in each caller. */
-HOT PyObject *post_one(WorkQueues *self, uint32_t operation, struct post *post, Element *sge)
+/* Posts one element of a region. operation: that of `post`. shared: whether it goes to a shared receive queue. Both are
+ * constants in each caller. */
+HOT PyObject *post_one(WorkQueues *self, uint32_t operation, int shared, struct post *post, Element *sge)
 {
     Region *region = (Region *)sge->region;
     struct ndpy_element element = {sge->address, sge->token, (uint32_t)sge->length};
@@ -142,7 +160,9 @@ HOT PyObject *post_one(WorkQueues *self, uint32_t operation, struct post *post, 
         return refuse_reference((PyObject *)self, sge->region) < 0 ? NULL : post_again(self, post, sge);
     }
     refused = (sge->length | sge->token) > UINT32_MAX ? check_large(self, sge) : 0;
-    if (!refused)
+    if (!refused && shared)
+        refused = core_post_shared(self, post, &element, 1, (PyObject *)sge);
+    else if (!refused)
         refused = core_post_elements(self, operation, post, &element, 1, (PyObject *)sge);
     lock_leave(self->lock);
     Py_XDECREF(owner);
@@ -159,7 +179,9 @@ HOT PyObject *post_one(WorkQueues *self, uint32_t operation, struct post *post, 
 
 static PyObject *post_again(WorkQueues *self, struct post *post, Element *sge)
 {
-    return post_one(self, post->operation, post, sge);
+    if (!self->posted)
+        return post_one(self, NDPY_RECEIVE, 1, post, sge);
+    return post_one(self, post->operation, 0, post, sge);
 }
 
 /* Whether the provider would write to memory of a region without that right. */
@@ -209,9 +231,10 @@ APART PyObject *refuse_arguments(WorkQueues *self, uint32_t operation)
     return NULL;
 }
 
-/* Posts one of the operations up to NDPY_WRITE, which is a constant in each caller. remote: NULL for none. */
-HOT PyObject *post(WorkQueues *self, uint32_t operation, PyObject *sges, PyObject *remote, PyObject *context,
-                   PyObject *flags)
+/* Posts one of the operations up to NDPY_WRITE, which is a constant in each caller, as `shared` is. remote: NULL for
+ * none. */
+HOT PyObject *post(WorkQueues *self, uint32_t operation, int shared, PyObject *sges, PyObject *remote,
+                   PyObject *context, PyObject *flags)
 {
     Element *sge = (Element *)sges;
     struct post post;
@@ -230,7 +253,7 @@ HOT PyObject *post(WorkQueues *self, uint32_t operation, PyObject *sges, PyObjec
     }
     if (remote && sge->length > post.remote.length)
         return refuse_length(self, sge, remote);
-    return post_one(self, operation, &post, sge);
+    return post_one(self, operation, shared, &post, sge);
 }
 
 /* Posts what any call asks for. */
@@ -279,6 +302,8 @@ static int check_and_post(WorkQueues *self, const struct post *post, PyObject *p
 
     if (refused)
         return refused;
+    if (!self->posted)
+        return core_post_shared(self, post, elements, count, record);
     if (!destination)
         return core_post_elements(self, post->operation, post, elements, count, record);
     *unusable = destination;
@@ -326,15 +351,15 @@ static PyObject *queues_post_elements(PyObject *self, PyObject *arguments)
 
 /* ---- the methods of calls ---- */
 
-/* The most frequent ones have a quick way. The numbers are constants, and so is has_flags. */
+/* The most frequent ones have a quick way. All but the arguments are constants. */
 HOT PyObject *post_quickly(PyObject *self, enum call_number number, uint32_t operation, int has_remote, int has_flags,
-                           PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+                           int shared, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
     PyObject *context, *flags;
 
     if (!read_quickly(arguments, count, keywords, 1 + has_remote, has_flags, &context, &flags))
         return post_call(self, &calls[number], arguments, count, keywords);
-    return post((WorkQueues *)self, operation, arguments[0], has_remote ? arguments[1] : NULL, context, flags);
+    return post((WorkQueues *)self, operation, shared, arguments[0], has_remote ? arguments[1] : NULL, context, flags);
 }
 
 #define CALL(name, ...)                                                                                              \
@@ -342,19 +367,25 @@ HOT PyObject *post_quickly(PyObject *self, enum call_number number, uint32_t ope
     {                                                                                                                \
         switch (CALL_##name) {                                                                                       \
         case CALL_send:                                                                                              \
-            return post_quickly(self, CALL_send, NDPY_SEND, 0, 1, arguments, count, keywords);                       \
+            return post_quickly(self, CALL_send, NDPY_SEND, 0, 1, 0, arguments, count, keywords);                    \
         case CALL_receive:                                                                                           \
-            return post_quickly(self, CALL_receive, NDPY_RECEIVE, 0, 0, arguments, count, keywords);                 \
+            return post_quickly(self, CALL_receive, NDPY_RECEIVE, 0, 0, 0, arguments, count, keywords);              \
         case CALL_read:                                                                                              \
-            return post_quickly(self, CALL_read, NDPY_READ, 1, 1, arguments, count, keywords);                       \
+            return post_quickly(self, CALL_read, NDPY_READ, 1, 1, 0, arguments, count, keywords);                    \
         case CALL_write:                                                                                             \
-            return post_quickly(self, CALL_write, NDPY_WRITE, 1, 1, arguments, count, keywords);                     \
+            return post_quickly(self, CALL_write, NDPY_WRITE, 1, 1, 0, arguments, count, keywords);                  \
         default:                                                                                                     \
             return post_call(self, &calls[CALL_##name], arguments, count, keywords);                                 \
         }                                                                                                            \
     }
 NDPY_CALLS(CALL)
 #undef CALL
+
+/* Of a shared receive queue. */
+static PyObject *shared_receive(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    return post_quickly(self, CALL_receive, NDPY_RECEIVE, 0, 0, 1, arguments, count, keywords);
+}
 
 /* ---- the type ---- */
 
@@ -372,12 +403,12 @@ static PyObject *queues_attach(PyObject *self, PyObject *arguments)
 {
     WorkQueues *queues = (WorkQueues *)self;
     unsigned long long provider, native;
-    PyObject *posted;
+    PyObject *posted = NULL;
 
-    if (!PyArg_ParseTuple(arguments, "KKO!", &provider, &native, posted_type, &posted))
+    if (!PyArg_ParseTuple(arguments, "KK|O!", &provider, &native, posted_type, &posted))
         return NULL;
     queues->provider = (const struct ndpy_provider *)(uintptr_t)provider;
-    Py_INCREF(posted);
+    Py_XINCREF(posted);
     Py_XDECREF((PyObject *)queues->posted);
     queues->posted = (Posted *)posted;
     queues_forget_lists(queues);
@@ -420,6 +451,49 @@ static void queues_dealloc(PyObject *self)
     resource_dealloc(self);
 }
 
+static PyGetSetDef posting_properties[] = {
+    FLAG("_sinks_must_be_writable", WorkQueues, sinks_must_be_writable, NULL),
+    GUARDED_PROPERTIES,
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef posting_methods[] = {
+    {"receive", (PyCFunction)(void (*)(void))shared_receive, METH_FASTCALL | METH_KEYWORDS,
+     "receive($self, sges, *, context=0)\n--\n\n"
+     "Post memory for one message to any of the queue pairs. See QueuePair.receive().\n\n"
+     "Parameters:\n"
+     "    sges: a region, a slice of one, or a sequence of them, up to max_sge.\n"
+     "    context: 0 to 2**64 - 1; comes back in the Completion.\n"
+     "Raises:\n"
+     "    QueueFullError: `depth` receives are outstanding. Take completions, then try again.\n"
+     "    LimitExceededError, ForeignObjectError, ClosedError: as for QueuePair.receive().\n"},
+    {"_post_elements", queues_post_elements, METH_VARARGS,
+     "_post_elements($self, operation, record, elements, context, flags, remote, words, destination, /)\n--\n\n"
+     "Post regions, elements, and memory that is sent inline: (address, length, 0). record: the list that keeps their "
+     "memory\n"
+     "alive. words: the immediate data and both operands. destination: None, or what else the request refers to."},
+    {"_attach", queues_attach, METH_VARARGS,
+     "_attach($self, provider, native, posted_requests=<none>, /)\n--\n\n"
+     "Post to this struct ndpy_queue_pair from now on, or without posted_requests to this struct ndpy_shared_queue. "
+     "The\n"
+     "addresses are integers."},
+    {"_detach", queues_detach, METH_NOARGS, "Forget the struct, which is freed next."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot posting_slots[] = {
+    {Py_tp_doc, "A queue to which requests are posted. receive() is that of a shared receive queue."},
+    {Py_tp_traverse, queues_traverse},
+    {Py_tp_clear, queues_clear},
+    {Py_tp_dealloc, queues_dealloc},
+    {Py_tp_getset, posting_properties},
+    {Py_tp_methods, posting_methods},
+    {0, NULL},
+};
+
+static PyType_Spec posting_spec = {"ndpy._core.PostingQueue", sizeof(WorkQueues), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, posting_slots};
+
 static PyMemberDef queues_members[] = {
     {"srq", T_OBJECT, offsetof(WorkQueues, srq), 0, NULL},
     {"_posted_requests", T_OBJECT_EX, offsetof(WorkQueues, posted), READONLY, "Those of _attach()."},
@@ -430,8 +504,6 @@ static PyMemberDef queues_members[] = {
 
 static PyGetSetDef queues_properties[] = {
     FLAG("_ended", WorkQueues, ended, "The connection is over; what is posted is cancelled."),
-    FLAG("_sinks_must_be_writable", WorkQueues, sinks_must_be_writable, NULL),
-    GUARDED_PROPERTIES,
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -441,15 +513,6 @@ static PyGetSetDef queues_properties[] = {
 
 static PyMethodDef queues_methods[] = {
     NDPY_CALLS(CALL){"post", queues_post, METH_O, DOC_post},
-    {"_post_elements", queues_post_elements, METH_VARARGS,
-     "_post_elements($self, operation, record, elements, context, flags, remote, words, destination, /)\n--\n\n"
-     "Post regions, elements, and memory that is sent inline: (address, length, 0). record: the list that keeps their "
-     "memory\n"
-     "alive. words: the immediate data and both operands. destination: None, or what else the request refers to."},
-    {"_attach", queues_attach, METH_VARARGS,
-     "_attach($self, provider, native, posted_requests, /)\n--\n\n"
-     "Post to this struct ndpy_queue_pair from now on. The addresses are integers."},
-    {"_detach", queues_detach, METH_NOARGS, "Forget the struct ndpy_queue_pair, which is freed next."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -469,5 +532,7 @@ static PyType_Spec queues_spec = {"ndpy._core.WorkQueues", sizeof(WorkQueues), 0
 
 int add_work_queues(PyObject *module)
 {
-    return add_resource_type(module, &queues_spec) ? 0 : -1;
+    PyTypeObject *posting = add_resource_type(module, &posting_spec);
+
+    return posting && add_type_on(module, &queues_spec, posting) ? 0 : -1;
 }

@@ -137,18 +137,19 @@ static const struct native_steps version2 = {
 
 /* ---- the functions of ndpy_abi.h and shim.h ---- */
 
-#define NAME(function) ndpy_##function
-#define STEPS          version2
-#define REQUEST        struct version2_request
-#define RESULT         struct nd2_result
-#define LARGEST_TOKEN  UINT32_MAX
-#include "functions.h"
-
 int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot, uint64_t context,
                      const struct ndpy_element *elements, uint32_t count)
 {
     return post_shared(&version2, queue, slot, context, elements, count);
 }
+
+#define NAME(function) ndpy_##function
+#define STEPS          version2
+#define REQUEST        struct version2_request
+#define RESULT         struct nd2_result
+#define LARGEST_TOKEN  UINT32_MAX
+#define POST_SHARED    ndpy_post_shared
+#include "functions.h"
 
 uint32_t ndpy_region_remote_token(struct IND2MemoryRegion *region)
 {

@@ -3,7 +3,8 @@
      NAME(function)    the name of a function
      STEPS             the struct native_steps
      REQUEST, RESULT   the types of a request and of a result
-     LARGEST_TOKEN     of an element */
+     LARGEST_TOKEN     of an element
+     POST_SHARED       see struct ndpy_provider */
 
 APART uint32_t NAME(translate_all)(const void *results, int got, struct ndpy_completion *out)
 {
@@ -69,6 +70,7 @@ const struct ndpy_provider *NAME(provider_table)(void)
 {
     static const struct ndpy_provider provider = {
         .post = NAME(post),
+        .post_shared = POST_SHARED,
         .poll = NAME(poll),
         .poll_internal = ndpy_poll_internal,
         .spin = NAME(spin),
@@ -83,3 +85,4 @@ const struct ndpy_provider *NAME(provider_table)(void)
 #undef REQUEST
 #undef RESULT
 #undef LARGEST_TOKEN
+#undef POST_SHARED

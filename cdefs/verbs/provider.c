@@ -20,6 +20,7 @@ const struct ndpy_provider *ndpy_provider_table(void)
 {
     static const struct ndpy_provider provider = {
         .post = ndpy_post,
+        .post_shared = ndpy_post_shared,
         .poll = ndpy_poll,
         .poll_internal = ndpy_poll_internal,
         .spin = ndpy_spin,

@@ -354,10 +354,6 @@ class SharedReceiveQueueSteps(abc.ABC):
     def _native_cancel_notifications(self) -> None:
         """Have the provider cancel the notifications that have not come. Not under the lock."""
 
-    @abc.abstractmethod
-    def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
-        """Return the exception for an error number of the provider."""
-
 
 class ConnectorSteps(abc.ABC):
     """Of a connector. All of it under the state lock, unless it says otherwise."""

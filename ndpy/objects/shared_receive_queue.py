@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from ndpy import _core, errors
-from ndpy.objects.memory import Elements, MemoryRegion, Sge
 from ndpy.objects.native_steps import SharedReceiveQueueSteps
+from ndpy.objects.operations import RECEIVE
 from ndpy.objects.pending import Pending
-from ndpy.objects.resource import AdapterObject, busy
-from ndpy.objects.work_queues import BAD_TOKEN, QUEUE_FULL, TOO_LONG, TOO_MANY_ELEMENTS, bad_token, flatten
+from ndpy.objects.resource import busy
+from ndpy.objects.work_queues import QUEUE_FULL, PostingQueue
 
 if TYPE_CHECKING:
     from ndpy.objects.adapter import Adapter
 
 
-class SharedReceiveQueue(AdapterObject, SharedReceiveQueueSteps):
+class SharedReceiveQueue(PostingQueue, SharedReceiveQueueSteps):
     """Receives that several queue pairs draw from, made by Adapter.create_shared_receive_queue().
 
     A message takes the oldest receive. The completion goes to receive_cq of the queue pair that the message came for.
@@ -30,10 +29,6 @@ class SharedReceiveQueue(AdapterObject, SharedReceiveQueueSteps):
 
     _release_order = 25
 
-    #: The platform's extension module, with the functions of cdefs/ndpy_abi.h.
-    _lib: Any
-    _ffi: Any
-    _post_shared: Any
     #: struct ndpy_shared_queue.
     _native: Any
     #: The native queue.
@@ -44,81 +39,40 @@ class SharedReceiveQueue(AdapterObject, SharedReceiveQueueSteps):
         self.depth = depth
         self.max_sge = max_sge
         self._threshold = threshold
-        self._lock = threading.Lock()
+        self._lock = _core.Lock()
         self._users = 0
         # Receives of several queue pairs complete in any order, so their records are stored by slot.
         self._capacity = depth
         self._free = list(range(depth - 1, -1, -1))
-        #: Slots beyond the present depth.
-        self._unused: list[int] = []
         self._records: dict[int, Any] = {}
         #: The notifications that have not come. The key is the result of _native_arm().
         self._armed: dict[Any, Pending[None]] = {}
-        # A post copies the array. So one array, used under the lock, serves all posts.
-        self._elements = self._ffi.new("struct ndpy_element[]", max(max_sge, 1))
-        self._elements_address = int(self._ffi.cast("uintptr_t", self._elements))
-        self._largest_token = int(self._lib.ndpy_provider_table().largest_token)
         self._srq = self._native_create()
         self._native = self._lib.ndpy_shared_queue_new(self._srq, depth, max_sge, adapter.info.max_transfer_length)
         if not self._native:
             self._native_destroy()
             raise errors.InsufficientResourcesError("out of memory", operation="create shared receive queue")
+        self._post_to(self._native)
         self._opened()
 
-    def receive(self, sges: Elements, *, context: int = 0) -> None:
-        """Post memory for one message to any of the queue pairs. See QueuePair.receive().
-
-        Parameters:
-            sges: a region, a slice of one, or a sequence of them, up to max_sge.
-            context: 0 to 2**64 - 1; comes back in the Completion.
-        Raises:
-            QueueFullError: `depth` receives are outstanding. Take completions, then try again.
-            LimitExceededError, ForeignObjectError, ClosedError: as for QueuePair.receive().
-        """
-        elements = flatten(sges)
-        if len(elements) > self.max_sge:
-            raise self._refusal(TOO_MANY_ELEMENTS, elements)
-        for element in elements:
-            if not isinstance(element, (Sge, MemoryRegion)):
-                raise TypeError(f"an element is a region or a slice of one, not {type(element).__name__}")
-        if not isinstance(context, int) or not 0 <= context < 1 << 64:
-            raise ValueError(f"context is 0 to 2**64-1, not {context!r}")
-        with self._lock:
-            self._check()
-            if not self._free:
-                raise self._refusal(QUEUE_FULL, elements)
-            refused = _core.read_pieces(self, self._largest_token, elements, self._elements_address)
-            if refused:
-                raise self._refusal(refused, elements)
-            slot = self._free.pop()
-            # Record it first. Another thread may take the completion before the call returns.
-            self._records[slot] = elements
-            refused = self._post_shared(self._native, slot, context, self._elements, len(elements))
-            if refused:
-                self._free_slot(slot)
-                raise self._refusal(refused, elements)
+    def _take_slot(self, record: Any) -> int:
+        """Keep the memory of a receive that is about to be posted. Under the lock."""
+        if not self._free or len(self._records) >= self.depth:
+            raise self._refusal(RECEIVE, QUEUE_FULL, [], 0)
+        slot = self._free.pop()
+        self._records[slot] = record
+        return slot
 
     def _free_slot(self, slot: int) -> None:
         """The receive in this slot has ended."""
         self._records.pop(slot, None)
         self._free.append(slot)
 
-    def _refusal(self, refused: int, elements: list[Any]) -> Exception:
-        if refused == QUEUE_FULL:
-            return errors.QueueFullError(
-                f"all {self.depth} receives are outstanding; take completions, then try again", operation="receive"
-            )
-        if refused == TOO_MANY_ELEMENTS:
-            return errors.LimitExceededError(
-                f"receive: {len(elements)} elements are more than the {self.max_sge} of this queue"
-            )
-        if refused == TOO_LONG:
-            return errors.LimitExceededError(
-                f"receive: more bytes than the {self._adapter.info.max_transfer_length} that the adapter moves at once"
-            )
-        if refused == BAD_TOKEN:
-            return bad_token("receive", elements)
-        return self._native_refusal("receive", refused)
+    def _queue_of(self, operation: int) -> tuple[str, int]:
+        return "shared receive", self.depth
+
+    def _most_elements(self, operation: int) -> int:
+        return self.max_sge
 
     def modify(self, depth: int = 0, threshold: int = 0) -> None:
         """Change the depth and the threshold of arm() (contract G.5.3).
@@ -137,8 +91,8 @@ class SharedReceiveQueue(AdapterObject, SharedReceiveQueueSteps):
             raise errors.LimitExceededError(f"a shared receive queue of this adapter holds 1 to {maximum}, not {depth}")
         with self._lock:
             self._check()
-            # A thread that takes completions frees slots without the lock. So there are only more free slots.
-            outstanding = self.depth - len(self._free)
+            # A thread that takes completions frees slots without the lock. So there are only fewer of them.
+            outstanding = len(self._records)
             if depth and depth < outstanding:
                 raise errors.LimitExceededError(f"{outstanding} receives are outstanding; the depth cannot be {depth}")
             if depth > self._capacity:
@@ -147,12 +101,7 @@ class SharedReceiveQueue(AdapterObject, SharedReceiveQueueSteps):
                     operation="modify",
                 )
             self._native_modify(depth, threshold)
-            if depth:
-                for _ in range(self.depth, depth):
-                    self._free.append(self._unused.pop())
-                for _ in range(depth, self.depth):
-                    self._unused.append(self._free.pop())
-                self.depth = depth
+            self.depth = depth or self.depth
             if threshold:
                 self._threshold = threshold
 
@@ -206,7 +155,7 @@ class SharedReceiveQueue(AdapterObject, SharedReceiveQueueSteps):
 
     def _on_forked(self) -> None:
         super()._on_forked()
-        self._lock = threading.Lock()
+        self._lock = _core.Lock()
         self._armed = {}
 
     def _refuse_if_used(self) -> None:
@@ -225,6 +174,7 @@ class SharedReceiveQueue(AdapterObject, SharedReceiveQueueSteps):
                 if self._srq is not None:
                     self._native_destroy()
                 self._before_free()
+                self._detach()
                 native, self._native = self._native, None
                 if native is not None:
                     self._lib.ndpy_shared_queue_free(native)

@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ndpy import _core, errors
 from ndpy.objects.completion import PostedRequests
 from ndpy.objects.memory import Elements, MemoryRegion, RemoteMemory, Sge, address_of, plain_view
-from ndpy.objects.operations import READ, RECEIVE, SEND, SEND_TO, TABLE, UNWRITABLE, Traits, words_of_flags
+from ndpy.objects.operations import (
+    FILLS_LOCAL,
+    IS_ALIGNED,
+    NAMES_REMOTE,
+    READ,
+    RECEIVE,
+    SEND,
+    SEND_TO,
+    TABLE,
+    UNWRITABLE,
+    words_of_flags,
+)
 from ndpy.objects.resource import AdapterObject
 from ndpy.vocabulary.flags import Capability, Flags
 from ndpy.vocabulary.queue_pair_attributes import QueuePairType
@@ -59,7 +70,10 @@ def is_writable(local: Any) -> bool:
     """Whether all of these elements may be written to. Not every provider says that a request failed for this reason."""
     if type(local) is Sge:
         return bool(local.region._writable)
-    return all(getattr(getattr(element, "region", element), "_writable", True) for element in flatten(local))
+    for element in flatten(local):
+        if not getattr(element.region if type(element) is Sge else element, "_writable", True):
+            return False
+    return True
 
 
 def flatten(local: Any) -> list[Any]:
@@ -96,12 +110,6 @@ def _piece(element: Any, exports: list[memoryview] | None) -> Piece:
     )
 
 
-def bad_token(name: str, elements: list[Any]) -> ValueError:
-    """The error for an element's token that is larger than those of the provider."""
-    tokens = [element.token for element in elements if isinstance(element, Sge)]
-    return ValueError(f"{name}: a token of this adapter is 0 to 2**32-1, not {max(tokens, default=0):#x}")
-
-
 def _calls_of(batch: _core.Batch, first: int) -> list[Any]:
     """The arguments of the requests of a batch from number `first` on. At least one."""
     calls = batch._calls(first)
@@ -125,6 +133,11 @@ def _in_batch(error: Exception, place: int, posted: int) -> Exception:
     return error
 
 
+def total_length(elements: list[Any]) -> int:
+    """How many bytes these elements are, of regions and of buffers."""
+    return sum(element.length if hasattr(element, "length") else len(element) for element in elements)
+
+
 @dataclass(frozen=True)
 class QueuePairLimits:
     """The limits of a queue pair: outstanding requests, elements of one request, and bytes that are sent inline."""
@@ -140,12 +153,133 @@ class QueuePairLimits:
 _shared_limits = functools.lru_cache(maxsize=64, typed=True)(QueuePairLimits)
 
 
-class WorkQueues(_core.WorkQueues, AdapterObject):
-    """The two queues of a queue pair, and the requests that are posted to them. Base of QueuePair."""
+class PostingQueue(_core.PostingQueue, AdapterObject):
+    """A queue to which requests are posted: what every way of posting checks, and what a refusal means."""
 
     #: The platform's extension module, with the functions of cdefs/ndpy_abi.h.
     _lib: Any
     _ffi: Any
+    __slots__ = ()
+
+    def _native_provider(self) -> Any:
+        """struct ndpy_provider."""
+        return self._lib.ndpy_provider_table()
+
+    def _post_to(self, native: Any, *posted: PostedRequests) -> None:
+        """Requests go to this struct of cdefs/rings.h from now on. posted: that of a queue pair."""
+        provider, address = (int(self._ffi.cast("uintptr_t", each)) for each in (self._native_provider(), native))
+        self._attach(provider, address, *posted)
+
+    @abc.abstractmethod
+    def _queue_of(self, operation: int) -> tuple[str, int]:
+        """The name and the depth of the queue that an operation goes to."""
+
+    @abc.abstractmethod
+    def _most_elements(self, operation: int) -> int:
+        """How many elements a request of this operation may have."""
+
+    @property
+    def _max_length(self) -> int:
+        """How many bytes one request may move."""
+        return self._adapter.info.max_transfer_length
+
+    def _require_offered(self, operation: int) -> None:
+        """Raise unless the queue takes this operation."""
+
+    def _post_many(
+        self,
+        operation: int,
+        local: Any,
+        context: int,
+        flags: int,
+        remote: RemoteMemory | None,
+        words: Words = _NO_WORDS,
+        destination: Any = None,
+    ) -> None:
+        """Post any elements: a region, a slice, a buffer to send inline, or a sequence of these.
+
+        destination: what else the request refers to, and keeps alive.
+        """
+        row = TABLE[operation]
+        elements = flatten(local)
+        if len(elements) > self._most_elements(operation):
+            self._require_offered(operation)
+            raise self._refusal(operation, TOO_MANY_ELEMENTS, elements, flags)
+        inline = flags & row.flags & _INLINE
+        # An export keeps inline data from being resized or freed until the provider has copied it.
+        exports: list[memoryview] | None = [] if inline else None
+        try:
+            pieces = [_piece(element, exports) for element in elements]
+            if remote is not None and row.traits & NAMES_REMOTE:
+                total = sum(piece[1] if isinstance(piece, tuple) else piece.length for piece in pieces)
+                needed = max(total, _ATOMIC_SIZE if row.traits & IS_ALIGNED else 0)
+                if needed > remote.length:
+                    raise self._exceeds_remote(needed, remote)
+            if row.traits & FILLS_LOCAL and not is_writable(elements):
+                if self._sinks_must_be_writable:
+                    self._check()
+                    for element in elements:
+                        getattr(element, "region", element)._check()
+                    raise self._not_writable(operation)
+                flags |= row.flags & UNWRITABLE
+            if destination is not None:
+                elements = [*elements, destination]
+            self._post_elements(operation, elements, pieces, context, flags, remote, words, destination)
+        finally:
+            if exports:
+                for export in exports:
+                    export.release()
+
+    @staticmethod
+    def _not_writable(operation: int) -> errors.AccessViolationError:
+        return errors.AccessViolationError(
+            "the memory was registered without Access.LOCAL_WRITE", operation=TABLE[operation].words
+        )
+
+    def _refusal(self, operation: int, refused: int, elements: list[Any], flags: int) -> Exception:
+        name = TABLE[operation].words
+        if refused == QUEUE_FULL:
+            queue, depth = self._queue_of(operation)
+            return errors.QueueFullError(
+                f"all {depth} slots of the {queue} queue are taken; take completions of its requests, then try again",
+                operation=name,
+            )
+        if refused == TOO_MANY_ELEMENTS:
+            return errors.LimitExceededError(
+                f"{name}: {len(elements)} elements are more than the {self._most_elements(operation)} that this queue was "
+                "created for"
+            )
+        if refused == TOO_LONG:
+            return errors.LimitExceededError(
+                f"{name}: {total_length(elements)} bytes are more than the {self._max_length} that the adapter moves at once"
+            )
+        if refused == BAD_TOKEN:
+            tokens = [element.token for element in elements if isinstance(element, Sge)]
+            return ValueError(f"{name}: a token of this adapter is 0 to 2**32-1, not {max(tokens, default=0):#x}")
+        return self._native_refusal(name, refused)
+
+    @abc.abstractmethod
+    def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
+        """Return the exception for an error number of the provider."""
+
+    @staticmethod
+    def _bad_argument(error: Exception, context: int, flags: int) -> Exception:
+        if not isinstance(context, int) or not isinstance(flags, int):
+            return TypeError("context and flags are integers")
+        if not 0 <= context < 1 << 64:
+            return ValueError(f"context is 0 to 2**64-1, not {context}")
+        return ValueError(f"an address, token or flag does not fit its field: {error}")
+
+    @staticmethod
+    def _exceeds_remote(length: int, remote: RemoteMemory) -> errors.ElementRangeError:
+        return errors.ElementRangeError(
+            f"{length} bytes do not fit the {remote.length} bytes of remote memory; slice one of the two"
+        )
+
+
+class WorkQueues(_core.WorkQueues, PostingQueue):
+    """The two queues of a queue pair, and the requests that are posted to them. Base of QueuePair."""
+
     # What each object has, so that an idle one needs no dictionary.
     __slots__ = ("_rings", "_singly", "limits", "type")
     #: struct ndpy_queue_pair. None before it exists and after the release.
@@ -172,8 +306,7 @@ class WorkQueues(_core.WorkQueues, AdapterObject):
     def _begin_posting(self, native: Any) -> None:
         """Requests go to this struct ndpy_queue_pair from now on."""
         self._rings = native
-        address = int(self._ffi.cast("uintptr_t", native))
-        self._attach(int(self._ffi.cast("uintptr_t", self._native_provider())), address, PostedRequests(self))
+        self._post_to(native, PostedRequests(self))
 
     def _end_posting(self) -> Any:
         """No request is posted any more. Returns the struct ndpy_queue_pair. Under the lock."""
@@ -181,10 +314,6 @@ class WorkQueues(_core.WorkQueues, AdapterObject):
         self._detach()
         self._rings = None
         return native
-
-    def _native_provider(self) -> Any:
-        """struct ndpy_provider."""
-        return self._lib.ndpy_provider_table()
 
     @abc.abstractmethod
     def _cancel_late_request(self, operation: int) -> None:
@@ -209,11 +338,6 @@ class WorkQueues(_core.WorkQueues, AdapterObject):
         if not isinstance(destination, self._destinations):
             name = self._destinations.__name__
             raise TypeError(f"a destination is a{'n' * (name[0] == 'X')} {name}, not {type(destination).__name__}")
-
-    @property
-    def _max_length(self) -> int:
-        """How many bytes one request may move."""
-        return self._adapter.info.max_transfer_length
 
     def receive_many(self, sges: Iterable[Elements], *, contexts: Iterable[int] | None = None) -> None:
         """Post memory for several messages of the peer, in one call of the provider where that has such a call.
@@ -270,54 +394,10 @@ class WorkQueues(_core.WorkQueues, AdapterObject):
         return _in_batch(self._refusal(operation, refused, flatten(sges), flags), bad, posted)
 
     def _queue_of(self, operation: int) -> tuple[str, int]:
-        """The name and the depth of the queue that an operation goes to."""
         limits = self.limits
         if operation == RECEIVE:
             return "receive", limits.receive_queue_depth
         return "initiator", limits.initiator_queue_depth
-
-    def _post_many(
-        self,
-        operation: int,
-        local: Any,
-        context: int,
-        flags: int,
-        remote: RemoteMemory | None,
-        words: Words = _NO_WORDS,
-        destination: Any = None,
-    ) -> None:
-        """Post any elements: a region, a slice, a buffer to send inline, or a sequence of these.
-
-        destination: what else the request refers to, and keeps alive.
-        """
-        row = TABLE[operation]
-        elements = flatten(local)
-        if len(elements) > self._most_elements(operation):
-            self._require_offered(operation)
-            raise self._refusal(operation, TOO_MANY_ELEMENTS, elements, flags)
-        inline = flags & row.flags & _INLINE
-        # An export keeps inline data from being resized or freed until the provider has copied it.
-        exports: list[memoryview] | None = [] if inline else None
-        try:
-            pieces = [_piece(element, exports) for element in elements]
-            total = sum(piece[1] if isinstance(piece, tuple) else piece.length for piece in pieces)
-            needed = max(total, _ATOMIC_SIZE if row.traits & Traits.IS_ALIGNED else 0)
-            if remote is not None and row.traits & Traits.NAMES_REMOTE and needed > remote.length:
-                raise self._exceeds_remote(needed, remote)
-            if row.traits & Traits.FILLS_LOCAL and not is_writable(elements):
-                if self._sinks_must_be_writable:
-                    self._check()
-                    for element in elements:
-                        getattr(element, "region", element)._check()
-                    raise self._not_writable(operation)
-                flags |= row.flags & UNWRITABLE
-            if destination is not None:
-                elements = [*elements, destination]
-            self._post_elements(operation, elements, pieces, context, flags, remote, words, destination)
-        finally:
-            if exports:
-                for export in exports:
-                    export.release()
 
     def _does_not(self, name: str) -> errors.UnsupportedError:
         """The error for a method that queue pairs of this type do not have."""
@@ -334,49 +414,27 @@ class WorkQueues(_core.WorkQueues, AdapterObject):
             reason = f"{self._adapter.info.name} {_LACKS.get(row.capability, 'does not take it')}"
         return errors.UnsupportedError(reason, operation=row.words)
 
-    @staticmethod
-    def _not_writable(operation: int) -> errors.AccessViolationError:
-        return errors.AccessViolationError(
-            "the memory was registered without Access.LOCAL_WRITE", operation=TABLE[operation].words
-        )
-
     def _most_elements(self, operation: int) -> int:
-        """How many elements a request of this operation may have."""
         if operation == RECEIVE:
             return self.limits.max_receive_sge
         most = self.limits.max_initiator_sge
         return min(most, self._adapter.info.max_read_sge) if operation == READ else most
 
     def _refusal(self, operation: int, refused: int, elements: list[Any], flags: int) -> Exception:
-        name = TABLE[operation].words
-        limits = self.limits
-        if refused == QUEUE_FULL:
-            queue, depth = self._queue_of(operation)
-            return errors.QueueFullError(
-                f"all {depth} slots of the {queue} queue are taken; take completions from its completion queue, then "
-                f"try again",
-                operation=name,
-            )
+        name, limit = TABLE[operation].words, self._most_elements(operation)
         if refused == NOT_CONNECTED:
             return errors.NotConnectedError(
                 "the queue pair is not connected yet; connect() and complete_connect(), or accept(), come first",
                 operation=name,
             )
-        if refused == TOO_MANY_ELEMENTS:
-            limit, whose = self._most_elements(operation), "that this queue pair was created for"
-            if operation == READ and limit < limits.max_initiator_sge:
-                whose = (
-                    f"that {self._adapter.info.name} reads into at once (info.max_read_sge); post a read for each part"
-                )
-            return errors.LimitExceededError(f"{name}: {len(elements)} elements are more than the {limit} {whose}")
-        total = sum(element.length if hasattr(element, "length") else len(element) for element in elements)
-        if refused == TOO_LONG:
+        if refused == TOO_MANY_ELEMENTS and operation == READ and limit < self.limits.max_initiator_sge:
             return errors.LimitExceededError(
-                f"{name}: {total} bytes are more than the {self._max_length} that the adapter moves at once"
+                f"{name}: {len(elements)} elements are more than the {limit} that {self._adapter.info.name} reads into at "
+                "once (info.max_read_sge); post a read for each part"
             )
         if refused == INLINE_TOO_LONG:
             return errors.LimitExceededError(
-                f"{name}: {total} bytes are more than the {limits.inline_data_size} that this queue pair sends inline "
+                f"{name}: {total_length(elements)} bytes are more than the {self.limits.inline_data_size} that this queue pair sends inline "
                 "(inline_data_size of create_queue_pair)"
             )
         if refused == NO_READS:
@@ -388,33 +446,13 @@ class WorkQueues(_core.WorkQueues, AdapterObject):
             return self._unsupported(operation)
         if refused == NOT_ATOMIC:
             return errors.ElementRangeError(
-                f"{name}: an atomic operation has one element of 8 bytes, not {len(elements)} of {total} bytes"
+                f"{name}: an atomic operation has one element of 8 bytes, not {len(elements)} of {total_length(elements)} bytes"
             )
         if refused == UNALIGNED:
             return errors.ElementRangeError(f"{name}: the address of the peer's memory is not a multiple of 8")
         if refused == NOT_WRITABLE:
             return self._not_writable(operation)
-        if refused == BAD_TOKEN:
-            return bad_token(name, elements)
         if refused == BAD_FLAGS:
             taken = words_of_flags(operation, self.type)
             return errors.InvalidFlagsError(f"{name} takes the flags {taken}, not {Flags(flags)!r}")
-        return self._native_refusal(name, refused)
-
-    @abc.abstractmethod
-    def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
-        """Return the exception for an error number of the provider."""
-
-    @staticmethod
-    def _bad_argument(error: Exception, context: int, flags: int) -> Exception:
-        if not isinstance(context, int) or not isinstance(flags, int):
-            return TypeError("context and flags are integers")
-        if not 0 <= context < 1 << 64:
-            return ValueError(f"context is 0 to 2**64-1, not {context}")
-        return ValueError(f"an address, token or flag does not fit its field: {error}")
-
-    @staticmethod
-    def _exceeds_remote(length: int, remote: RemoteMemory) -> errors.ElementRangeError:
-        return errors.ElementRangeError(
-            f"{length} bytes do not fit the {remote.length} bytes of remote memory; slice one of the two"
-        )
+        return super()._refusal(operation, refused, elements, flags)

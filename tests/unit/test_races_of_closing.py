@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fake_verbs import opened
 from racing import DEADLINE_S, Elsewhere, Queue, _Calls, at_each_point
+from shared_queues import PlayedSharedQueue
 
 import ndpy
 from ndpy.platforms.verbs import memory, queue_pair, shared_receive_queue
@@ -223,7 +224,7 @@ class SharedQueues:
 def test_a_shared_receive_queue_is_not_freed_while_it_is_used(adapter, monkeypatch, use):
     shared_queues = SharedQueues()
     monkeypatch.setattr(shared_receive_queue, "lib", shared_queues)
-    srq = shared_receive_queue.VerbsSharedReceiveQueue(adapter, 8, 1, 2)
+    srq = PlayedSharedQueue(adapter, 8, 1, 2)
     freed_meanwhile = []
 
     def inside(*_: Any) -> int:
@@ -235,7 +236,7 @@ def test_a_shared_receive_queue_is_not_freed_while_it_is_used(adapter, monkeypat
     uses = {"receive": lambda: srq.receive([]), "arm": srq.arm, "modify": lambda: srq.modify(threshold=1)}
     if use == "arm":
         srq._records = {0: [], 1: [], 2: []}
-    srq._post_shared = shared_queues.ibv_modify_srq = srq._native_modify = inside  # type: ignore[method-assign]
+    srq.posted = shared_queues.ibv_modify_srq = srq._native_modify = inside  # type: ignore[method-assign]
     uses[use]()
     closing.result()
     assert freed_meanwhile == [False]
@@ -262,8 +263,7 @@ def test_receives_that_end_while_the_depth_is_changed_leave_each_slot_to_one_rec
     """A thread that takes their completions may give the slots back at any time."""
     monkeypatch.setattr(shared_receive_queue, "lib", SharedQueues())
     monkeypatch.setattr(adapter, "info", dataclasses.replace(adapter.info, max_shared_receive_queue_depth=8))
-    srq = shared_receive_queue.VerbsSharedReceiveQueue(adapter, 8, 1, 0)
-    srq._post_shared = lambda *_: 0  # type: ignore[method-assign]
+    srq = PlayedSharedQueue(adapter, 8, 1, 0)
     for _ in range(4):
         srq.receive([])
 

@@ -11,21 +11,19 @@ from typing import Any
 import pytest
 from kit import linux_only as linux_only
 from kit.deadlines import DEADLINE_S
+from shared_queues import PlayedSharedQueue
 
 import ndpy
 from ndpy import Access, Batch, Flags
 from ndpy.platforms.verbs.native_calls import ffi
-from ndpy.platforms.verbs.shared_receive_queue import VerbsSharedReceiveQueue
 
 REMOTE = ndpy.RemoteMemory(0x90000, 256, 9)
 SIZES: Any = {"max_initiator_sge": 3, "max_receive_sge": 3, "inline_data_size": 64}
 RIGHTS = Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE
 
 
-class SharedQueue(VerbsSharedReceiveQueue):
+class SharedQueue(PlayedSharedQueue):
     """A shared receive queue without a provider."""
-
-    _post_shared = staticmethod(lambda *request: 0)
 
     def _native_create(self):
         return ffi.NULL

@@ -299,4 +299,5 @@ static const struct native_steps version1 = {
 #define REQUEST        struct version1_request
 #define RESULT         struct nd_result *
 #define LARGEST_TOKEN  UINT64_MAX
+#define POST_SHARED    NULL
 #include "../functions.h"

@@ -27,7 +27,6 @@ class NetworkDirectSharedReceiveQueue(SharedReceiveQueue):
     _adapter: NetworkDirectAdapter
     _lib = lib
     _ffi = ffi
-    _post_shared = staticmethod(lib.ndpy_post_shared)
 
     def _native_create(self) -> Any:
         #: Every Notify that the provider may hold, including those that nobody waits for any more.

@@ -16,7 +16,6 @@ class VerbsSharedReceiveQueue(SharedReceiveQueue):
     _adapter: VerbsAdapter
     _lib = lib
     _ffi = ffi
-    _post_shared = staticmethod(lib.ndpy_post_shared)
 
     def _native_request(self) -> Any:
         """struct ibv_srq_init_attr."""
