@@ -16,8 +16,8 @@
  * - late_receive: the peer's message finds no Receive (RNR).
  * - A message is late, comes in pieces of the MTU of 4,096 bytes with pauses, or has one wrong byte, which is in its
  *   first segment. A Read's message is the answer.
- * - mute: this end neither sends nor handles what comes. After 10 s without an answer the connection is lost, as from a
- *   host that is silent. port_down does that to all connections, until port_up.
+ * - mute: this end sends nothing more. After 10 s in which a request waits the connection is lost, as from a host that
+ *   is silent. With port_down no connection sends, nor handles what comes, until port_up.
  */
 #ifndef ENGINE_FAULTS_H
 #define ENGINE_FAULTS_H

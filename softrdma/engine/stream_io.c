@@ -83,7 +83,6 @@ static void end_by_fault(struct stream *stream)
     TRACE("stream %p: %s after %llu bytes", (void *)stream, fault_kind_name(stream->fault->kind),
           (unsigned long long)stream->sent_bytes);
     if (stream->fault->kind == FAULT_MUTE) {
-        stream->mute = true;
         stay_silent(stream);
         return;
     }

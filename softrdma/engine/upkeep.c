@@ -70,7 +70,7 @@ static void look_after_peer(struct stream *stream, bool waits, struct round *rou
     if (asks && (!waits || silent_ms < stream->asked_ms)) {
         ask(stream, false);
         round->free++;
-    } else if (stream->mute && stream->waited_ms > SILENT_MS) {
+    } else if ((stream->mute || stream->unsaid) && stream->waited_ms > SILENT_MS) {
         TRACE("stream %p: mute, so nothing is answered", (void *)stream);
         stream_connection_lost(stream, ND_IO_TIMEOUT);
     } else if (asks && unanswered >= UNANSWERED && silent_ms >= SILENT_MS && stream->waited_ms > SILENT_MS) {
