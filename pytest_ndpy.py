@@ -239,7 +239,7 @@ def rdma_faults(request: pytest.FixtureRequest, rdma_adapter_name: str, rdma_env
     The whole process has the faults from then on, also adapters that were open before, and so have the peers and
     programs that the test starts later. They end with the test. Its report says which faults fired, and where. A test
     that ends well while one has never fired fails, unless allow_unfired=True was given.
-    Needs --rdma soft, and is skipped elsewhere.
+    Needs soft0, which --rdma soft takes on Linux, and is skipped elsewhere.
     """
     from ndpy.testing.faulty import Faults
 

@@ -11,9 +11,8 @@ import pytest
 import ndpy
 from ndpy.faults import Fault, Report, Scenario
 from ndpy.faults.injection import VARIABLE, Injection
+from ndpy.platforms.verbs import softverbs
 from ndpy.testing import session
-
-_SOFTWARE = ("soft0", "softnd0")
 
 
 class Faults:
@@ -26,8 +25,8 @@ class Faults:
     def __init__(self, adapter_name: str, environment: dict[str, str]) -> None:
         self._adapter_name = adapter_name
         self.failed = False
-        if adapter_name not in _SOFTWARE:
-            pytest.skip(f"{adapter_name} has no faults: they are made by the software adapter of --rdma soft")
+        if adapter_name != softverbs.NAME:
+            pytest.skip(f"{adapter_name} has no faults: {softverbs.NAME} makes them, which --rdma soft takes on Linux")
         self._environment = environment
         self._injection: Injection | None = None
         self._stack = contextlib.ExitStack()
