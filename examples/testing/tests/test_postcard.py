@@ -11,6 +11,7 @@ import pytest
 
 import ndpy
 from ndpy import aio
+from ndpy.faults import Fault
 from ndpy.testing import own_address
 
 PROGRAM = Path(__file__).parents[1] / "postcard"
@@ -71,6 +72,25 @@ def test_nobody_sends_more_than_there_is_room_for(rdma_adapter, rdma_peer):
         with pytest.raises(postcard.Full):
             line.send(b"")
         peer.send("done")
+
+
+def read(adapter: ndpy.Adapter, channel) -> str:
+    with adapter.listen((own_address(adapter), 0)) as listener:
+        channel.send(listener.address)
+        with postcard.accept(adapter, listener) as line:
+            try:
+                return line.receive().decode()
+            except postcard.Damaged:
+                return "damaged"
+
+
+def test_a_byte_that_changes_on_the_way_is_noticed(rdma_peer, rdma_faults):
+    """The adapter of this process sends a wrong byte. Only software adapters do, so elsewhere the test is skipped."""
+    peer = rdma_peer(read)
+    adapter = rdma_faults(Fault("corrupt", nth=1))
+    with postcard.connect(adapter, peer.get()) as line:
+        line.send(b"hello")
+        assert peer.result() == "damaged"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the C end uses libibverbs, which is for Linux")
