@@ -152,7 +152,7 @@ CALLS = (
     Call("rdma_disconnect", ("EINVAL",), "rdma_disconnect(3)"),
     Call("rdma_get_cm_event", ("EINTR", "ENOMEM", "EIO"), "rdma_get_cm_event(3)"),
     Call("cancel", ("EINTR",), "IND2Overlapped::CancelOverlappedRequests", executors=_ENGINE),
-    Call("rdma_establish", ("EINVAL", "ECONNRESET"), "rdma_establish(3)", executors=_ENGINE),
+    Call("rdma_establish", ("EINVAL", "ECONNRESET"), "rdma_establish(3)"),
 )
 #: The numbers of the present system, of the names that every call can have.
 ERRNOS = (

@@ -37,7 +37,7 @@ ALIKE = [
     (Fault("errno", call="post_send", nth=4, errno="ENOMEM"), ""),
     (Fault("errno", call="post_send", nth=1, errno="EINVAL"), "list"),
     (Fault("queue_pair_fatal", nth=7), ""),
-    (Fault("completion_queue_error", nth=7), ""),
+    (Fault("completion_queue_error", nth=7), "first=500"),
     (Fault("remove", nth=7), ""),
 ]
 

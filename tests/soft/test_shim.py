@@ -128,7 +128,7 @@ def test_requests(name):
 
 def test_a_completion_that_is_silent_wakes_nobody():
     """Whoever waits for it alone does so in vain, and gets it when he looks."""
-    found = completions([Fault("silent", operation="write", nth=1)], "events write", count=1)
+    found = completions([Fault("silent", operation="write", nth=1)], "events write first=1000", count=1)
     assert found["a"] == ["0 0"]
     assert found["events"] == ["0"]
 
@@ -147,7 +147,7 @@ def test_a_queue_pair_that_fails_as_a_whole_flushes_everything():
 
 
 def test_a_completion_queue_that_has_failed_has_no_completions():
-    found = completions([Fault("completion_queue_error", nth=7)], "list")
+    found = completions([Fault("completion_queue_error", nth=7)], "list first=500")
     assert "a" not in found
     assert found["b"] == flushed(1000, 1006)
 

@@ -9,7 +9,7 @@
  *   extended   extended completion queues
  *   builder    posts by ibv_wr_send() and the like
  *   list       posts all requests with one call
- *   linger=MS  so long it waits for completions that may still come
+ *   first=MS   so long it waits for the first completion, otherwise 20 s; for those behind it 1 s
  *
  * A line is "a|b WR_ID STATUS [ms]": a posts, b receives. The last one is "events N": how often it was woken.
  */
@@ -23,12 +23,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SIZE 64
+#define SIZE     64
+#define PAUSE_MS 1000
 
 static struct {
     bool events, solicited, write, srq, extended, builder, list;
-    int silent, linger_ms;
-} options = {.silent = 1, .linger_ms = 300};
+    int silent, first_ms;
+} options = {.silent = 1, .first_ms = 20000};
 
 static struct end {
     char name;
@@ -188,18 +189,19 @@ static int take(struct end *end)
     return count;
 }
 
-/* Returns when nothing has come for so long. */
-static void gather(int count, int linger_ms)
+/* Returns after so many, or when no more come. */
+static void gather(int count, int first_ms, int pause_ms)
 {
     double last = now_ms();
-    int total = 0;
+    int total = 0, wait_ms = first_ms;
 
-    while (now_ms() - last < linger_ms && total < count) {
+    while (now_ms() - last < wait_ms && total < count) {
         int taken = take(&a);
         taken += take(&b);
         total += taken;
         if (taken > 0) {
             last = now_ms();
+            wait_ms = pause_ms;
             continue;
         }
         struct pollfd fds[] = {{.fd = options.events ? a.channel->fd : -1, .events = POLLIN},
@@ -208,7 +210,7 @@ static void gather(int count, int linger_ms)
             usleep(100);
             continue;
         }
-        if (poll(fds, 2, linger_ms) <= 0)
+        if (poll(fds, 2, wait_ms) <= 0)
             return;
         for (int i = 0; i < 2; i++) {
             struct ibv_cq *cq;
@@ -241,7 +243,8 @@ static unsigned flags_of(int i)
     return ((i + 1) % options.silent == 0 ? IBV_SEND_SIGNALED : 0) | IBV_SEND_SOLICITED;
 }
 
-static void build(int count)
+/* Returns how many were posted. */
+static int build(int count)
 {
     struct ibv_qp_ex *ex = need(ibv_qp_to_qp_ex(a.qp), "ibv_qp_to_qp_ex");
 
@@ -261,13 +264,15 @@ static void build(int count)
         int error = i == count - 1 || !options.list ? ibv_wr_complete(ex) : 0;
         if (error != 0) {
             printf("post %d: %s\n", i, strerror(error));
-            return;
+            return options.list ? 0 : i;
         }
     }
+    return count;
 }
 
-static void post(int count)
+static int post(int count)
 {
+    int posted = count;
     struct ibv_sge sge = {.addr = (uintptr_t)memory, .length = SIZE, .lkey = mr->lkey};
     struct ibv_send_wr *requests = calloc(count, sizeof *requests), *bad;
 
@@ -285,11 +290,13 @@ static void post(int count)
     for (int i = 0; i < (options.list ? 1 : count); i++) {
         int error = ibv_post_send(a.qp, &requests[i], &bad);
         if (error != 0) {
-            printf("post %d: %s\n", (int)bad->wr_id, strerror(error));
+            posted = (int)bad->wr_id;
+            printf("post %d: %s\n", posted, strerror(error));
             break;
         }
     }
     free(requests);
+    return posted;
 }
 
 static void end(struct end *end)
@@ -321,7 +328,7 @@ int main(int argc, char **argv)
         options.builder |= strcmp(*option, "builder") == 0;
         options.list |= strcmp(*option, "list") == 0;
         sscanf(*option, "silent=%d", &options.silent);
-        sscanf(*option, "linger=%d", &options.linger_ms);
+        sscanf(*option, "first=%d", &options.first_ms);
     }
     struct ibv_device **devices = need(ibv_get_device_list(&devices_count), "ibv_get_device_list"), *device = NULL;
     for (int i = 0; i < devices_count; i++)
@@ -349,16 +356,13 @@ int main(int argc, char **argv)
     }
     if (!options.write)
         post_receives(count);
-    if (options.builder)
-        build(count);
-    else
-        post(count);
-    gather(options.silent > 1 || srq != NULL ? 1 << 30 : count * (options.write ? 1 : 2), options.linger_ms);
+    int posted = options.builder ? build(count) : post(count);
+    gather(posted / options.silent + (options.write ? 0 : posted), options.first_ms, PAUSE_MS);
     struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_ERR};
     move(&a, &attributes, IBV_QP_STATE);
     move(&b, &attributes, IBV_QP_STATE);
     puts("ended");
-    gather(1 << 30, 100);
+    gather(1 << 30, 100, 100);
     printf("events %u\n", woken);
     end(&a);
     end(&b);
