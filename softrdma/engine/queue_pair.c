@@ -121,6 +121,8 @@ static struct cq_entry canceled(const struct queue_pair *qp, void *context, ND2_
 /* A flush adds the entries of both queues before it notifies anybody (F.7.3). */
 static void flush_initiator(struct queue_pair *qp, nd_status first, bool *notify)
 {
+    bool behind_held = false;
+
     for (uint64_t i = qp->completed; i < qp->posted; i++)
         if (qp_operation(qp, i)->state == OPERATION_FAILED)
             first = ND_CANCELED;
@@ -129,7 +131,8 @@ static void flush_initiator(struct queue_pair *qp, nd_status first, bool *notify
         nd_status status = operation->state == OPERATION_FAILED ? operation->status : first;
         bool taken = operation->state == OPERATION_SENT && operation->type != Nd2RequestTypeRead &&
                      qp->completed < qp->acknowledged;
-        bool done = (operation->state == OPERATION_DONE || taken) && !is_held(operation);
+        behind_held |= is_held(operation);
+        bool done = (operation->state == OPERATION_DONE || taken) && !behind_held;
         struct cq_entry entry = canceled(qp, operation->context, operation->type, done ? ND_SUCCESS : status);
         entry.terminate = operation->state == OPERATION_FAILED ? operation->terminate : 0;
         operation_release(operation);
@@ -161,16 +164,20 @@ static void flush_receives(struct queue_pair *qp, bool *notify)
     }
 }
 
-/* How many of the entries are not late. `all`: what is late is given at once, what would never come is canceled. */
+/* How many of the entries are not late. `all`: what is late is given at once, what would never come is canceled, and
+ * what is behind it. */
 static uint32_t publishable(struct queue_pair *qp, bool all)
 {
+    bool behind_held = false;
+
     for (uint32_t i = 0; i < qp->entry_count; i++) {
         uint64_t due_ms = qp->entries_due_ms[i];
         if (!all && due_ms > now_ms()) {
             qp_go_on_at(qp, due_ms);
             return i;
         }
-        if (due_ms == FAULT_FOREVER) {
+        behind_held |= due_ms == FAULT_FOREVER;
+        if (behind_held) {
             qp->entries[i].result.Status = ND_CANCELED;
             qp->entries[i].result.BytesTransferred = 0;
         }

@@ -29,6 +29,8 @@ ALIKE = [
     (Fault("status", operation="send", nth=2, status="LOC_PROT_ERR"), "events"),
     (Fault("status", operation="write", nth=3, status="REM_ACCESS_ERR"), "write silent=3"),
     (Fault("status", operation="send", nth=3, status="RNR_RETRY_EXC_ERR"), "srq"),
+    (Fault("hold", operation="send", nth=3), "events"),
+    (Fault("hold", operation="receive", nth=3), ""),
     (Fault("hold", operation="send", nth=3, ms=50), "events"),
     (Fault("delay", at="request", operation="send", probability=0.4, ms=5), "events"),
     (Fault("delay", at="request", operation="receive", every=2, ms=20), "list"),
