@@ -96,9 +96,15 @@ static PyObject *export_create(PyTypeObject *Py_UNUSED(type), PyObject *argument
 
 static int export_traverse(PyObject *self, visitproc visit, void *arg)
 {
+    PyObject *object = ((Export *)self)->buffer.object;
+
     ((Reusable *)self)->was_visited = 1;
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(((Export *)self)->buffer.object);
+    /* CPython's collector clears a memoryview of a cycle although it has exports, and the program crashes when the last
+       of these is let go of (memory_clear() and _memory_release() in Objects/memoryobject.c). One that is not visited
+       is no garbage for it. */
+    if (object && !PyMemoryView_Check(object))
+        Py_VISIT(object);
     return 0;
 }
 

@@ -6,6 +6,7 @@ import array
 import gc
 import inspect
 import mmap
+import subprocess
 import sys
 import weakref
 
@@ -196,6 +197,16 @@ def test_an_export_keeps_a_buffer_in_place_and_is_collected():
         _core.Export(5)
     with pytest.raises((BufferError, ValueError), match="contiguous"):
         _core.Export(memoryview(bytes(8))[::2])
+
+
+def test_a_memoryview_that_is_garbage_with_its_export_is_let_go_of_after_it():
+    """In a process of its own: the collector would crash it."""
+    code = (
+        "import gc; from ndpy import _core; memory = bytearray(8); view = memoryview(memory)\n"
+        "garbage = [_core.Export(view)]; garbage.append(garbage); del view, garbage; gc.collect(); memory.append(1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_ranges_are_found_by_their_value_and_by_whether_the_caller_watches_them(finder):
