@@ -475,7 +475,7 @@ FAULTY = """
 def test_faults_fire_at_the_adapter_of_their_test_and_are_told(session, adapter_name):
     document = (ROOT / "docs/faults.md").read_text("utf-8")
     (example,) = [block for block in document.split("```python\n") if "def test_a_send_that_fails" in block]
-    result = session(textwrap.dedent(FAULTY) + example.partition("```")[0])
+    result = session(textwrap.dedent(FAULTY) + example.partition("```")[0], "-rs")
     if adapter_name != "soft0":
         result.assert_outcomes(passed=2, skipped=9)
         result.stdout.fnmatch_lines([f"*{adapter_name} has no faults: soft0 makes them*"])
