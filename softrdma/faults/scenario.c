@@ -600,7 +600,11 @@ static bool read_fault(struct reader *reader, char **words, size_t count)
 
     if (scenario->fault_count == SCENARIO_MAX_FAULTS)
         return wrong(reader, "more than %u faults", SCENARIO_MAX_FAULTS);
-    struct fault *fault = &scenario->faults[scenario->fault_count];
+    struct fault *faults = realloc(scenario->faults, (scenario->fault_count + 1) * sizeof *faults);
+    if (faults == NULL)
+        return wrong(reader, "no memory");
+    scenario->faults = faults;
+    struct fault *fault = &faults[scenario->fault_count];
     *fault = (struct fault){.number = scenario->fault_count,
                             .line = reader->line,
                             .max_size = UINT64_MAX,
@@ -808,11 +812,10 @@ struct scenario *scenario_parse(const char *name, const char *text, size_t lengt
     struct reader reader = {.name = name, .error = error, .size = size, .scenario = scenario};
 
     if (scenario != NULL) {
-        scenario->faults = calloc(SCENARIO_MAX_FAULTS, sizeof *scenario->faults);
         scenario->places = calloc(1, sizeof *scenario->places);
     }
     bool good = false;
-    if (scenario == NULL || copy == NULL || scenario->faults == NULL || scenario->places == NULL) {
+    if (scenario == NULL || copy == NULL || scenario->places == NULL) {
         wrong(&reader, "no memory");
     } else {
         memcpy(copy, text, length);
