@@ -532,11 +532,8 @@ static int complete(struct qp *qp, struct batch *batch)
     for (struct request *request = batch->first; error == 0 && request != NULL; request = request->next) {
         size_t content_size;
         const void *content = content_of(request, &content_size);
-        error = call_fault_locked(PLACE_CALL_POST_SEND, qp, 0);
-        struct record *record = error == 0
-                                    ? send_record(qp, request->wr_id, (request->flags & IBV_SEND_SIGNALED) != 0,
-                                                  operation_of(request->opcode), request->size, content, content_size)
-                                    : NULL;
+        struct record *record = send_record(qp, request->wr_id, (request->flags & IBV_SEND_SIGNALED) != 0,
+                                            operation_of(request->opcode), request->size, content, content_size);
         if (record == NULL) {
             error = adapter_gone() ? EIO : ENOMEM;
             break;

@@ -20,7 +20,7 @@ from ndpy.faults.scenario import Fault, Scenario
 from ndpy.platforms.verbs import softverbs
 
 RETRIES, FLUSHED = 12, 5
-WAYS = ["list", "events", "solicited", "silent=3", "events silent=3", "srq", "write events silent=2"]
+WAYS = ["solicited", "srq", "write events silent=2", "events silent=3", "list", "events", "silent=3"]
 
 SHIMMED = Path(__file__).with_name("shimmed.py")
 
@@ -40,7 +40,7 @@ def completions(faults: list[Fault], options: str = "", count: int = 6, *, fires
     return found
 
 
-@pytest.mark.parametrize("options", WAYS)
+@pytest.mark.parametrize("options", sample(WAYS, 3))
 def test_a_scenario_without_faults_changes_nothing(options):
     with_shim = completions([], options)
     plain: dict[str, list[str]] = {}
@@ -50,7 +50,7 @@ def test_a_scenario_without_faults_changes_nothing(options):
     assert with_shim == plain
 
 
-@pytest.mark.parametrize("options", ["", "events", "list"])
+@pytest.mark.parametrize("options", sample(["events", "list", ""], 1))
 def test_the_third_send_fails_and_the_rest_is_flushed(options):
     found = completions([Fault("status", operation="send", nth=3, status="RETRY_EXC_ERR")], options)
     assert found["a"] == ["0 0", "1 0", f"2 {RETRIES}", *(f"{i} {FLUSHED}" for i in range(3, 6))]
@@ -195,7 +195,7 @@ SANITIZED = [
 ]
 
 
-@pytest.mark.parametrize(("faults", "options"), [(None, ""), *sample(SANITIZED, 2)])
+@pytest.mark.parametrize(("faults", "options"), [(None, ""), *sample(SANITIZED, 1)])
 def test_sanitizers_find_nothing(faults, options):
     """With a sanitizer in the shim and in softverbs. The program hostile is the first one."""
     sanitizers = [
