@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ RETRIES, FLUSHED = 12, 5
 WAYS = ["solicited", "srq", "write events silent=2", "events silent=3", "list", "events", "silent=3"]
 
 SHIMMED = Path(__file__).with_name("shimmed.py")
+CALLS = Path(__file__).parents[2] / "softrdma/shim/calls.h"
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -266,3 +268,20 @@ def test_libraries_that_only_an_extension_of_python_has_opened():
         assert ended.status == 1
         assert "Errno: 12" in ended.err
         injection.report().check()
+
+
+def versions_of(library: Path) -> set[tuple[str, str]]:
+    """The functions that a library exports, each with the version for which programs ask."""
+    text = subprocess.run(
+        ["readelf", "--dyn-syms", "--wide", library], capture_output=True, text=True, check=True
+    ).stdout
+    return set(re.findall(r" (?:ibv|rdma)_(\w+)@@((?:IBVERBS|RDMACM)_[\d.]+)", text))
+
+
+def test_the_shim_exports_what_programs_ask_for():
+    if shutil.which("readelf") is None:
+        pytest.skip("needs readelf")
+    ours = versions_of(softverbs.folder() / "libndpyfaults.so")
+    names = re.findall(r"X\([^,]+, +(?:ibv|rdma)_(\w+)", CALLS.read_text("utf-8").replace("\\\n", ""))
+    assert sorted(name for name, _ in ours) == sorted(names)
+    assert ours <= versions_of(softverbs.folder() / softverbs.LIBRARY)
