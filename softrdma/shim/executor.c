@@ -36,7 +36,7 @@ static bool can(const struct fault *fault)
     case FAULT_ERRNO:
     case FAULT_SLOW:
     case FAULT_LIMIT:
-        return fault->what != PLACE_CALL_CANCEL && fault->what != PLACE_CALL_RDMA_ESTABLISH;
+        return fault->what != PLACE_CALL_CANCEL;
     case FAULT_STATUS:
     case FAULT_DELAY:
     case FAULT_SILENT:
