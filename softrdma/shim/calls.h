@@ -106,7 +106,7 @@ void *library_function(unsigned library, enum name_index index);
 #define REAL(library, name) ((__typeof__(name) *)library_function(library, INDEX_##name))
 
 /* What stands in for the function that a program found, or what it found. */
-void *library_replacement(void *handle, const char *name, void *found);
+void *library_replacement(const char *name, void *found);
 void *library_stand_in(unsigned library, enum name_index index); /* calls.c */
 
 typedef void *dlsym_function(void *, const char *);

@@ -87,7 +87,7 @@ void *library_function(unsigned library, enum name_index index)
     return function;
 }
 
-void *library_replacement(void *handle, const char *name, void *found)
+void *library_replacement(const char *name, void *found)
 {
     static const char own = 0;
     unsigned index = 0;
@@ -101,7 +101,6 @@ void *library_replacement(void *handle, const char *name, void *found)
     /* Found everywhere: the libraries may lack it. */
     if (base == base_of(&own))
         return find_linked(index) != NULL ? found : NULL;
-    (void)handle;
     for (unsigned library = 0; library < MAX_LIBRARIES; library++) {
         void *expected = NULL;
         bool is_new = library > 0 && atomic_compare_exchange_strong(&bases[library][of_rdmacm], &expected, base);

@@ -142,7 +142,7 @@ static bool is_ours(const char *name)
 
 static void *__attribute__((noinline)) find(void *handle, const char *name)
 {
-    return library_replacement(handle, name, real_dlsym()(handle, name));
+    return library_replacement(name, real_dlsym()(handle, name));
 }
 
 static void *__attribute__((noinline)) find_version(void *handle, const char *name, const char *version)
@@ -150,7 +150,7 @@ static void *__attribute__((noinline)) find_version(void *handle, const char *na
     void *found = real_dlvsym()(handle, name, version);
 
     /* An older version has other structures. */
-    return found != NULL && found == real_dlsym()(handle, name) ? library_replacement(handle, name, found) : found;
+    return found != NULL && found == real_dlsym()(handle, name) ? library_replacement(name, found) : found;
 }
 
 EXPORT void *dlsym(void *restrict handle, const char *restrict name)

@@ -150,7 +150,7 @@ struct context *context_of(unsigned library, struct ibv_context *ibv)
     if (context->fd >= 0) {
         fcntl(context->real_fd, F_SETFL, fcntl(context->real_fd, F_GETFL) | O_NONBLOCK);
         ibv->async_fd = context->fd;
-        thread_watch(context->real_fd, &context->object);
+        thread_watch(context->real_fd);
     }
     const struct ibv_context_ops *own = &request_ops[library];
     ibv->ops.poll_cq = own->poll_cq;
@@ -234,7 +234,7 @@ struct channel *channel_of(struct ibv_comp_channel *ibv)
     fcntl(fd, F_SETFL, flags);
     fcntl(channel->real_fd, F_SETFL, flags | O_NONBLOCK);
     ibv->fd = fd;
-    thread_watch(channel->real_fd, &channel->object);
+    thread_watch(channel->real_fd);
     return channel;
 }
 

@@ -261,7 +261,8 @@ void extended_qp_take(struct qp *qp, struct ibv_qp_ex *ex);
 void extended_qp_give(struct qp *qp);
 
 /* thread.c. With the lock. */
-bool thread_watch(int fd, struct object *object);
+/* Looks for events of an object with this descriptor of the library's. */
+bool thread_watch(int fd);
 void thread_unwatch(int fd);
 void thread_wake(void);
 void thread_forget(void); /* in a forked child */

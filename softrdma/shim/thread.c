@@ -174,11 +174,10 @@ void thread_wake(void)
         return;
 }
 
-bool thread_watch(int fd, struct object *object)
+bool thread_watch(int fd)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
 
-    (void)object;
     return start() && epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
