@@ -220,9 +220,7 @@ def test_sanitizers_find_nothing(faults, options):
             "LD_PRELOAD": ":".join([*sanitizers, str(libraries / "libndpyfaults.so")]),
         }
         done = subprocess.run([program, *words], env=environment, capture_output=True, text=True, timeout=100)
-    # Without an adapter the program cannot give everything back.
-    gone = any(fault.do == "remove" for fault in faults or [])
-    assert done.returncode == (1 if gone else 0), done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "Sanitizer" not in done.stderr, done.stderr
     assert "runtime error" not in done.stderr, done.stderr
 
