@@ -22,7 +22,7 @@ def library(tmp_path_factory) -> ctypes.CDLL:
     if not shutil.which("cc"):
         pytest.skip("no C compiler")
     path = tmp_path_factory.mktemp("faults") / "scenario.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, FAULTS / "scenario.c", "-ldl"], check=True, timeout=60)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, *FAULTS.glob("*.c"), "-ldl"], check=True, timeout=60)
     loaded = ctypes.CDLL(str(path))
     loaded.scenario_parse.restype = loaded.scenario_free.argtypes = None
     loaded.scenario_parse.restype = ctypes.c_void_p
