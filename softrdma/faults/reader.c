@@ -8,7 +8,7 @@
 #include <unistd.h>
 #endif
 
-#include "internal.h"
+#include "scenario_parts.h"
 
 #include <errno.h>
 #include <stdarg.h>

@@ -13,7 +13,7 @@
 #include <unistd.h>
 #endif
 
-#include "internal.h"
+#include "scenario_parts.h"
 
 #include <errno.h>
 #include <fcntl.h>

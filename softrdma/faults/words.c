@@ -1,5 +1,5 @@
 /* The names of places, calls, operations, errors and statuses. */
-#include "internal.h"
+#include "scenario_parts.h"
 
 #include <errno.h>
 #include <string.h>

@@ -209,7 +209,11 @@ def test_sanitizers_find_nothing(faults, options):
         pytest.skip("needs gcc with AddressSanitizer")
     building.make("softrdma/verbs", *building.LIBRARY["-asan"])
     libraries = building.BUILD / "lib-asan"
-    name, *words = ["hostile", "soft0"] if faults is None else ["completions", "soft0", "0", "6", *options.split()]
+    name, *words = (
+        ["hostile", "soft0", "without-forks"]
+        if faults is None
+        else ["completions", "soft0", "0", "6", *options.split()]
+    )
     program = built(PROGRAMS / f"{name}.c", "-rdynamic", "-lrdmacm")
     with Injection(Scenario(faults or []), "shim") as injection:
         environment = {

@@ -1,6 +1,6 @@
-/* What the reader and the executors' side of a scenario share. */
-#ifndef FAULTS_INTERNAL_H
-#define FAULTS_INTERNAL_H
+/* What the files of this folder share. */
+#ifndef FAULTS_SCENARIO_PARTS_H
+#define FAULTS_SCENARIO_PARTS_H
 
 #include "scenario.h"
 
