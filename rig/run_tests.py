@@ -101,7 +101,7 @@ def on(kind: str, cpus: int, tests: str) -> Steps:
     if not there_is(kind):
         yield f"no tests on {kind}0: this machine has no module {kind}"
         return
-    # tests/wheels, in the part unit, creates this environment unless ARGS deselects it.
+    # The part wheels creates this environment unless ARGS deselects its tests.
     installed = ROOT / ".rig/wheels/linux/bin/ndpy"
     variables = {"NDPY_INSTALLED": str(installed)} if installed.exists() or not ARGS else {}
     python = [*machine("--adapter", kind, "--cpus", str(cpus)), PYTHON]
@@ -185,7 +185,7 @@ def elsewhere(tests: str) -> str:
 
 def sanitized(kind: str, left_out: str = "") -> Steps:
     python = ["rig/sanitized.sh", kind]
-    tests = f"tests/contract tests/examples --ignore {PLUGIN} {left_out}"
+    tests = f"tests/contract {usual_or_full('', 'tests/examples')} --ignore {PLUGIN} {left_out}"
     yield pytest(f"softverbs-{kind}", elsewhere(tests), "soft0", python)
     yield Step([*python, "-m", "ndpy", "smoke", "soft0"], brief=True)
 
@@ -280,11 +280,6 @@ SIW = usual_or_full(USUAL_SIW, FULL)
 # The contract's connection tests take a minute there on rxe and three on siw. They run within one VM.
 FULL_HOSTS = "tests/contract/test_connector.py tests/contract/test_listener.py tests/hosts"
 RXE_HOSTS = usual_or_full("tests/hosts", FULL_HOSTS)
-USUAL_SIW_HOSTS = """
-    tests/hosts/test_death.py tests/hosts/test_network.py::test_traffic_over_a_good_network
-    tests/hosts/test_network.py::test_random_connections_over_a_lossy_network
-"""
-SIW_HOSTS = usual_or_full(USUAL_SIW_HOSTS, FULL_HOSTS)
 # The usual run has the modules in which version 1 differs most.
 DIFFERENT = ("memory_window", "send_and_invalidate", "connector")
 VERSION_1 = usual_or_full(" ".join(f"tests/contract/test_{module}.py" for module in DIFFERENT), "tests/contract")
@@ -332,8 +327,9 @@ ROWS = {
     # sometimes hangs.
     "first": [
         Part("soft0", 230, on_soft(SOFT), "programs"),
-        Part("unit", 425, here("unit", f"tests/unit tests/machines tests/wheels --ignore {VM}"), "modules softnd"),
-        Part("rxe0", 835, on("rxe", 1, RXE), "programs", after="unit"),
+        Part("wheels", 165, here("wheels", "tests/wheels"), "modules softnd"),
+        Part("rxe0", 900, on("rxe", 1, RXE), "programs", after="wheels"),
+        Part("unit", 350, here("unit", f"tests/unit tests/machines --ignore {VM}"), "modules softnd"),
         # For other targets of the Makefile than test and stress.
         Part("hosts", 400, hosts(ADAPTER, 1, "" if ARGS else FULL_HOSTS), runs=ASKED_FOR),
         Part("kernels", 1500, table_of_kernels(), runs=ASKED_FOR),
@@ -347,9 +343,9 @@ ROWS = {
         Part("softnd", 235, softnd(), "softnd"),
         Part("windows", 785, windows(VERSION_1), "modules softnd providers"),
         Part("peers", 45, here("softnd", f"tests/softnd --ignore {SIW_AND_SOFTND}"), "softnd"),
-        Part("siw0", 415, on("siw", 2, SIW), "programs", "unit", ALL_BUT_REQUESTS),
-        Part("hosts-siw", 80, hosts("siw", 2, SIW_HOSTS), usual=ALL_BUT_REQUESTS),
-        Part("aarch64", 600, on_aarch64(), after="unit", usual=ALL_BUT_REQUESTS, runs=IN_STRESS),
+        Part("siw0", 415, on("siw", 2, SIW), "programs", "wheels", ALL_BUT_REQUESTS),
+        Part("hosts-siw", 150, hosts("siw", 2, FULL_HOSTS), usual=ALL_BUT_REQUESTS, runs=IN_STRESS),
+        Part("aarch64", 600, on_aarch64(), after="wheels", usual=ALL_BUT_REQUESTS, runs=IN_STRESS),
     ],
     "machines": [
         Part("newest-kernel", 420, kernels("unstable", NEWEST, NOT_THERE), usual=ALL_BUT_REQUESTS),
@@ -357,9 +353,9 @@ ROWS = {
         Part("softnd-siw", 200, here("softnd-siw", SIW_AND_SOFTND), "softnd"),
         Part("hosts-rxe", 360, hosts("rxe", 1, RXE_HOSTS)),
         Part("fuzz", 50, fuzz()),
-        Part("asan", 230, sanitized("asan"), usual=ALL),
+        Part("asan", 200, sanitized("asan"), usual=ALL),
         Part("tsan", 600, sanitized("tsan", NOT_UNDER_TSAN), usual=ALL, runs=IN_STRESS),
-        Part("softverbs", 180, here("softverbs", "tests/soft")),
+        Part("softverbs", 230, here("softverbs", "tests/soft")),
         Part("faults", 300, ten_faults(), usual=ALL_BUT_REQUESTS, runs=IN_STRESS),
     ],
 }
@@ -536,7 +532,7 @@ def main(names: list[str]) -> int:
     RESULTS.mkdir(parents=True, exist_ok=True)
     for path in (*RESULTS.glob("*.xml"), *RESULTS.glob("part-*")):
         path.unlink()
-    if "unit" in wanted:
+    if "wheels" in wanted:
         shutil.rmtree(ROOT / ".rig/wheels", ignore_errors=True)
     # Three rows share the processors, and an emulated machine does not see how busy this one is. See
     # tests/kit/deadlines.py.

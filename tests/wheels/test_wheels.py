@@ -41,7 +41,7 @@ SOFTVERBS = "ndpy/platforms/verbs/soft/libsoftverbs.so"
 SHIM = "ndpy/platforms/verbs/soft/libndpyfaults.so"
 # They bring in softverbs under the names by which programs load it.
 NAMED_BY_PROGRAMS = ["ndpy/platforms/verbs/soft/libibverbs.so.1", "ndpy/platforms/verbs/soft/librdmacm.so.1"]
-MOST_OF_SOFTVERBS = 400 << 10
+MOST_OF_SOFTVERBS = 320 << 10
 # The libraries of Windows itself, and the interpreter's python3.dll.
 WINDOWS_LIBRARIES = {"kernel32.dll", "msvcrt.dll", "ws2_32.dll", "mswsock.dll", "iphlpapi.dll", "python3.dll"}
 OBJDUMP = "x86_64-w64-mingw32-objdump"
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.timeout(420)
 
 def test_wheels_carry_the_code_of_their_own_platform_and_are_the_same_otherwise(release):
     linux, windows = contents(release.linux), contents(release.windows)
-    assert linux.keys() - windows.keys() == {VERBS_MODULE, LINUX_CORE, SOFTVERBS, *NAMED_BY_PROGRAMS}
+    assert linux.keys() - windows.keys() == {VERBS_MODULE, LINUX_CORE, SOFTVERBS, SHIM, *NAMED_BY_PROGRAMS}
     assert windows.keys() - linux.keys() == {WINDOWS_MODULE, WINDOWS_CORE, SOFTND}
     differing = {name.rpartition("/")[2] for name in linux.keys() & windows.keys() if linux[name] != windows[name]}
     assert differing == {"WHEEL", "RECORD"}
@@ -94,9 +94,21 @@ def needed_by(library: Path) -> set[str]:
     return {name for name in needed if not name.startswith("ld-linux")}
 
 
+def loaded_bytes(folder: Path, *libraries: bytes) -> int:
+    """What is read of them into memory. In a file for aarch64 there are up to 64 KiB of nothing before the data."""
+    library = folder / "library.so"
+    total = 0
+    for data in libraries:
+        library.write_bytes(data)
+        sizes = re.findall(r"^ +LOAD(?: +\w+){3} +(\w+)", output_of("readelf", "-lW", library), re.MULTILINE)
+        assert sizes
+        total += sum(int(size, 16) for size in sizes)
+    return total
+
+
 def test_softverbs_is_small_and_needs_the_c_library_alone(release, tmp_path):
     inside = contents(release.linux)
-    assert sum(len(inside[name]) for name in (SOFTVERBS, *NAMED_BY_PROGRAMS)) <= MOST_OF_SOFTVERBS
+    assert loaded_bytes(tmp_path, *(inside[name] for name in (SOFTVERBS, *NAMED_BY_PROGRAMS))) <= MOST_OF_SOFTVERBS
     library = tmp_path / "library.so"
     for name in (SOFTVERBS, SHIM):
         library.write_bytes(inside[name])
@@ -126,7 +138,7 @@ def test_wheels_for_other_kinds_of_linux_have_code_for_these(release, tmp_path, 
         library.write_bytes(inside[name])
         assert re.search(rf"Machine: +{machine}$", output_of("readelf", "--file-header", library), re.MULTILINE)
         assert needed_by(library) <= {"libsoftverbs.so", c_library}, name
-    assert sum(len(inside[name]) for name in (SOFTVERBS, *NAMED_BY_PROGRAMS)) <= MOST_OF_SOFTVERBS
+    assert loaded_bytes(tmp_path, *(inside[name] for name in (SOFTVERBS, *NAMED_BY_PROGRAMS))) <= MOST_OF_SOFTVERBS
 
 
 @pytest.mark.parametrize("name", [WINDOWS_MODULE, WINDOWS_CORE, SOFTND])
