@@ -1,6 +1,6 @@
 # Each target sets up what it needs on a fresh Debian, Ubuntu or Fedora machine. Run it as root or with sudo.
 
-.PHONY: help setup venv softverbs smoke smoke-windows test test-freethreaded test-kernels test-hosts test-warnings stress lint wheels windows clean softnd softnd-check softnd-fuzz softrdma-coverage softnd-bench soft-bench mutants bench bench-windows bench-cache bench-asyncio soak bench-register
+.PHONY: help setup venv softverbs smoke smoke-windows test test-freethreaded test-kernels test-hosts test-warnings stress lint docs wheels windows clean softnd softnd-check softnd-fuzz softrdma-coverage softnd-bench soft-bench mutants bench bench-windows bench-cache bench-asyncio soak bench-register
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -42,6 +42,7 @@ export PYTHON SOFTROCE ARGS
 ## make bench-asyncio   measure what asyncio costs beside a Poller, and long messages beside plain writes
 ## make bench-register  compare registering 64 buffers one by one and all at once, on rxe and softnd
 ## make bench-windows   the part of make bench on softnd
+## make docs            build the documentation's site, in docs/_build/html
 ## make wheels          build the wheels for Linux and Windows and the source archive, in dist/
 ## make clean           remove everything that was built
 help:
@@ -201,13 +202,17 @@ lint: setup
 	git ls-files '*.c' '*.h' | xargs .venv/bin/clang-format --dry-run -Werror
 	.venv/bin/mypy
 
+docs:
+	@rig/setup.sh docs
+	.venv/bin/python docs/build.py
+
 wheels:
 	@rig/setup.sh wine
 	@rig/wheels.sh
 
 clean:
 	$(MAKE) -s -C softrdma clean
-	rm -rf .venv .rig build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache ndpy/_verbs.c
+	rm -rf .venv .rig build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache ndpy/_verbs.c
 	rm -rf ndpy/platforms/verbs/soft
 	rm -f ndpy/_*.so ndpy/_*.pyd
 	find ndpy tests examples cdefs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,6 +5,7 @@
 #
 #   rig/setup.sh            everything
 #   rig/setup.sh soft       what soft0 needs: the packages for building, and .venv
+#   rig/setup.sh docs       that, and what the documentation's site needs
 #   rig/setup.sh venv       only the virtual environment .venv (PYTHON=python3.12 selects another Python)
 #   rig/setup.sh bench      the other Python packages, in .rig/bench, that tests and `make bench` compare ndpy with
 #   rig/setup.sh wine       only the packages, .venv, and the Windows Python in .rig/wine
@@ -27,6 +28,12 @@ venv) make_venv ;;
 soft)
     . "$rig/system.sh"
     install_packages build
+    make_venv
+    ;;
+docs)
+    . "$rig/system.sh"
+    install_packages build
+    installed graphviz || install_now graphviz || die "graphviz could not be installed"
     make_venv
     ;;
 all)

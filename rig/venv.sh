@@ -38,6 +38,6 @@ make_venv() {
     # The build tools go in first and stay: building without isolation is quicker, and needs the
     # network only once.
     $pip install 'setuptools>=77' 'cffi>=1.17'
-    $pip install --no-build-isolation --config-settings editable_mode=compat --editable '.[test,lint,wheels]'
+    $pip install --no-build-isolation --config-settings editable_mode=compat --editable '.[test,lint,docs,wheels]'
     echo "$key" >$stamp
 }

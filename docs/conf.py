@@ -1,0 +1,29 @@
+"""The site of the documentation, for Sphinx. `make docs` builds it; docs/README.md says how pages are written."""
+
+from pathlib import Path
+
+import tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+project = "ndpy"
+author = copyright = PROJECT["authors"][0]["name"]
+version = release = PROJECT["version"]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.graphviz", "sphinx_click"]
+exclude_patterns = ["_build", "README.md"]
+
+# A link to a heading is #its-words, as on GitHub.
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence", "deflist"]
+# A link to a file outside docs/ is one to the repository. It has no address yet.
+myst_url_schemes = {"http": None, "https": None, "mailto": None}
+
+html_theme = "furo"
+html_title = f"ndpy {version}"
+html_static_path = ["_static"]
+html_copy_source = html_show_sourcelink = False
+graphviz_output_format = "svg"
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"

@@ -1,0 +1,52 @@
+"""Every example in the documentation runs, and prints what its page shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pages import PAGES, ROOT, Page, matches
+
+#: Their examples are of other adapters than soft0, and have tests of their own in tests/contract.
+ELSEWHERE = {"README.md", "docs/faults.md", "docs/verbs.md"}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_examples_of_a_page_run(path: Path, tmp_path: Path) -> None:
+    page = Page(path)
+    if page.runs and path.relative_to(ROOT).as_posix() not in ELSEWHERE:
+        page.run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "alike"),
+    [
+        (["took 3 ms"], ["took 12.5 ms"], True),
+        (["took 3 ms"], ["took 3 s"], False),
+        (["a", "...", "z"], ["a", "b", "c", "z"], True),
+        (["a", "...", "z"], ["a", "b"], False),
+        (["soft0 on [...]"], ["soft0 on a machine"], True),
+        ([], ["more"], False),
+    ],
+)
+def test_what_a_page_shows_is_compared_but_for_numbers(expected: list[str], printed: list[str], alike: bool) -> None:
+    assert matches(expected, printed) == alike
+
+
+def test_a_page_whose_output_is_wrong_fails(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n\n```console\n$ echo one\ntwo\n```\n")
+    with pytest.raises(AssertionError, match="The page shows\n\ntwo"):
+        Page(page).run(tmp_path)
+
+
+def test_a_server_of_a_page_is_waited_for_and_ends_by_ctrl_c(tmp_path: Path) -> None:
+    server = (
+        "import time\nprint('listening')\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('ended')\n"
+    )
+    page = tmp_path / "page.md"
+    page.write_text(
+        f"<!-- file: server.py -->\n```python\n{server}```\n\n```console\nserver$ python server.py\nlistening\nended\n^C\n"
+        "```\n\n```console\nclient$ echo hello\nhello\n```\n"
+    )
+    Page(page).run(tmp_path)
