@@ -172,7 +172,7 @@ def fuzz() -> Steps:
 
 
 def windows(version_1: str) -> Steps:
-    tests = "tests/contract tests/examples tests/networkdirect"
+    tests = f"{without(PROTOCOL)} tests/examples tests/networkdirect"
     yield pytest("softnd0", tests, "softnd0", [WINE_PYTHON], **UNDER_WINE)
     yield "tests on softnd0 as version 1"
     yield pytest("softnd0-version-1", version_1, "softnd0", [WINE_PYTHON], **UNDER_WINE, NDPY_PROVIDER_VERSION="1")
@@ -258,21 +258,26 @@ PLUGIN = "tests/contract/test_pytest_plugin.py"
 # rxe the examples run between two hosts, and the smoke test on the newest kernel.
 SOFT = "tests/contract tests/interop tests/examples tests/networks tests/verbs" + usual_or_full("/test_smoke.py", "")
 FULL = f"tests/contract tests/interop tests/examples tests/verbs {CABLES}"
-SESSIONS = f"--ignore tests/verbs/test_smoke.py --ignore {PLUGIN}"
-# Of ndpy.aio's protocol and of what it does with hostile peers, which no driver changes.
+# Of ndpy.aio's protocol and of what it does with hostile peers.
 PROTOCOL = "aio_crowd aio_dropped aio_hostile"
-RXE = usual_or_full(f"{without(PROTOCOL)} tests/interop tests/verbs {CABLES} {SESSIONS}", FULL)
-FEWER = """
-    aio_closed_peers aio_crowd aio_ctrl_c aio_dropped aio_hostile aio_unequal_ends copies_of_objects foreign_regions layouts_of_memory
-    names ndk outstanding pending pytest_plugin registration_cache_exposures registration_cache_merging timeouts
+# What no driver changes, because it is of ndpy.aio's protocol, of the cache's bookkeeping, of buffers or of names.
+NO_DRIVERS = f"""
+    {PROTOCOL}
+    aio_closed_peers aio_ctrl_c aio_unequal_ends copies_of_objects foreign_regions layouts_of_memory names ndk
+    outstanding pending pytest_plugin registration_cache_exposures registration_cache_fuzz registration_cache_merging
+    registration_cache_threads timeouts
 """
-# What is of ndpy.aio and of the cache alone: a new kernel changes the driver.
-NEWEST = without(
-    FEWER + "aio_cancelling aio_endings aio_servers error_messages registration_cache_fuzz registration_cache_threads"
+RXE = usual_or_full(
+    f"{without(NO_DRIVERS)} tests/interop tests/verbs {CABLES} --ignore tests/verbs/test_smoke.py", FULL
 )
+# What is of ndpy.aio, of loops and of the interpreter: rxe0 shows that it works on a driver.
+ABOVE_DRIVERS = """
+    aio aio_cancelling aio_endings aio_servers ends_of_the_interpreter error_messages event_loop poller registration_cache
+"""
+NEWEST = without(NO_DRIVERS + ABOVE_DRIVERS)
 # tests/verbs starts dozens of processes, which takes minutes in the VM.
 USUAL_SIW = f"""
-    {without(FEWER + "alloc registration_cache_fuzz registration_cache_threads")} tests/interop {CABLES}
+    {without(NO_DRIVERS + "aio_cancelling aio_endings aio_servers alloc")} tests/interop {CABLES}
     --deselect {CABLES}::test_a_listener_of_one_adapter_takes_peers_of_all_its_subnets
     --deselect {CABLES}::test_an_adapter_on_a_bond_uses_it
 """
