@@ -12,9 +12,12 @@ from ndpy import errors
 from ndpy.aio.errors import ConnectionEndedError, ConnectionResetError, ProtocolError
 from ndpy.aio.interrupts import Interrupts
 from ndpy.aio.tasks import start
+from ndpy.vocabulary.loggers import logger
 
 if TYPE_CHECKING:
     from ndpy.aio.hub import Hub
+
+_log = logger("ndpy.aio")
 
 # How long close(), and what waits for the peer, may take together after hurry().
 _HURRY_S = 0.4
@@ -114,9 +117,10 @@ class Life:
         after = TRANSITIONS.get((self.state, event))
         if after is None:
             return False
-        self.state = after
+        former, self.state = self.state, after
         # Another thread frees it, and nobody waits for that here.
         if event is not Event.FREED and not self.loop.is_closed():
+            _log.debug("connection to %s: from %s to %s: %s", self.peer, former, after, event.value)
             changed, self._changed = self._changed, self.loop.create_future()
             changed.set_result(None)
         return True

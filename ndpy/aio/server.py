@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -25,10 +24,11 @@ from ndpy.objects.resource import Uncopied
 from ndpy.objects.timeouts import timeout
 from ndpy.vocabulary.addresses import Address, check_address, is_numeric, numeric_host, unique, unresolved
 from ndpy.vocabulary.integers import integer
+from ndpy.vocabulary.loggers import logger
 
 T = TypeVar("T", "Connection", "Server")
 
-_log = logging.getLogger("ndpy.aio")
+_log = logger("ndpy.aio")
 
 # After these errors connect() tries the next address of a name.
 _TRY_NEXT = (
@@ -128,6 +128,7 @@ def connect(
                     raise
                 except BaseException as error:
                     if left > 1 and isinstance(error, _TRY_NEXT) and loop.time() < end:
+                        _log.debug("%s port %d failed, and the next address is tried: %s", *found[-left], error)
                         continue
                     for attempt in failed:
                         await attempt._until_free()

@@ -12,6 +12,7 @@ does not take that lock.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import threading
 import warnings
@@ -33,6 +34,9 @@ from ndpy.objects.queue_pair import QueuePair
 from ndpy.objects.resource import AdapterObject, busy
 from ndpy.vocabulary.flags import Access, Capability
 from ndpy.vocabulary.integers import integer
+from ndpy.vocabulary.loggers import logger
+
+_log = logger("ndpy.cache")
 
 _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 
@@ -216,6 +220,7 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
                 if loading.start < end and start < loading.end:
                     loading.invalid = True
             hit = [entry for entry in self._entries if entry.start < end and start < entry.end]
+        _log.debug("%s: invalidate() of %s ends %d registrations", self._name(), _words(start, end), len(hit))
         self._drop(hit)
         self._wait_for_others()
 
@@ -272,6 +277,9 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
                     watch = self._monitor.watch(wanted[0], wanted[1])
                 region = self._register(wanted, (request.start, request.end, access), request.root)
                 entry, doomed = self._insert(loading, request, region, serial, watch)
+                if _log.isEnabledFor(logging.DEBUG):
+                    asked = _words(request.start, request.end)
+                    _log.debug("%s: registered %s for %s", self._name(), _words(entry.start, entry.end), asked)
                 self._close(doomed)
                 with self._changed:
                     if entry.cached:
@@ -335,23 +343,25 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
         start, end, access = wanted
         try:
             return self._register_now((start, end - start), access, root)
-        except errors.ProviderError:
+        except errors.ProviderError as error:
             # Sometimes ranges can be registered one by one, but not together with all rights.
             if wanted == least:
                 raise
+            _log.debug("%s: %s cannot be registered together: %s", self._name(), _words(start, end), error)
             return self._register_now((least[0], least[1] - least[0]), least[2], root)
 
     def _register_now(self, memory: tuple[int, int], access: int, root: Any) -> MemoryRegion:
         rights = Access(access)
         try:
             region = self._adapter.register(memory, rights)
-        except errors.InsufficientResourcesError:
+        except errors.InsufficientResourcesError as error:
             with self._changed:
                 idle = [entry for entry in self._entries if entry.cached and not entry.uses]
                 self._counts.evictions += len(idle)
                 doomed = self._detach(idle)
             if not doomed:
                 raise
+            _log.debug("%s: tries again without %d idle registrations: %s", self._name(), len(doomed), error)
             self._close(doomed)
             region = self._adapter.register(memory, rights)
         # The leases keep memory that an object owns.
@@ -578,6 +588,9 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
                             entry.owner.view = None
                     self._closing.discard(entry)
                     self._changed.notify_all()
+            if not stays and _log.isEnabledFor(logging.DEBUG):
+                why = "it is not valid any more" if entry.invalid else "it was replaced, or there was no room"
+                _log.debug("%s: deregistered %s: %s", self._name(), _words(entry.start, entry.end), why)
 
     def _unwatch(self, entry: Entry) -> None:
         """End its watch, once: the monitor may have given it to another cache after that."""
@@ -713,3 +726,10 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
 
     def _describe(self) -> str:
         return f"RegistrationCache of {len(self._entries)} regions"
+
+    def _name(self) -> str:
+        return f"{self._adapter.info.name}: cache {self._serial}"
+
+
+def _words(start: int, end: int) -> str:
+    return f"{end - start} bytes at {start:#x}"

@@ -37,11 +37,14 @@ from ndpy.vocabulary.counters import Counters
 from ndpy.vocabulary.flags import Capability, CompletionDetails
 from ndpy.vocabulary.forking import renew_in_child
 from ndpy.vocabulary.info import AdapterInfo
+from ndpy.vocabulary.loggers import logger
 from ndpy.vocabulary.queue_pair_attributes import QueuePairType
 from ndpy.vocabulary.weak_set import SharedWeakSet
 
 if TYPE_CHECKING:
     from ndpy.objects.protection_domain import ProtectionDomain
+
+_log = logger("ndpy.adapters")
 
 _CAPABILITIES_OF_DETAILS = {
     CompletionDetails.TIMESTAMP: Capability.TIMESTAMPS,
@@ -141,6 +144,7 @@ class Adapter(Registrar):
         super()._opened()
         renew_in_child(self)
         _open_adapters.add(self)
+        _log.debug("%s: opened; its driver is %s", self.info.name, self.info.driver)
 
     # ---- making objects ----
 
@@ -392,7 +396,9 @@ class Adapter(Registrar):
         Source: IND2Listener (contract H.2); rdma_listen(3).
         """
         self._check()
-        return self._make(self._classes.listener, address, backlog)
+        listener: Listener = self._make(self._classes.listener, address, backlog)
+        listener._listens()
+        return listener
 
     def listen_for_datagrams(
         self, queue_pair: DatagramQueuePair, address: Address, *, private_data: bytes = b""
@@ -434,6 +440,7 @@ class Adapter(Registrar):
 
     def _tell(self, event: AdapterEvent) -> None:
         """Give an event to every stream."""
+        _log.debug("%s: %s", self.info.name, event)
         for child in self._open_children():
             if isinstance(child, EventStream):
                 child._on_event(event)
@@ -585,6 +592,7 @@ class Adapter(Registrar):
     def _mark_removed(self) -> None:
         """The device has gone: from now on all objects of this adapter raise DeviceRemovedError, except in close()."""
         self._defunct = self._removed_error
+        _log.debug("%s: it was removed", self.info.name)
         # Before their objects, so that those that are being made see it.
         for domain in self._domains.members():
             domain._defunct = domain._removed_error
@@ -616,6 +624,7 @@ class Adapter(Registrar):
             self._native_resume_registering()
             raise
         self._native_close()
+        _log.debug("%s: closed", self.info.name)
 
     def _describe(self) -> str:
         return f"Adapter {self.info.name}"

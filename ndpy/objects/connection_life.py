@@ -10,6 +10,7 @@ All of it happens under the state lock. So a call finds the connector either bef
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 import weakref
@@ -27,11 +28,14 @@ from ndpy.objects.native_steps import ConnectorSteps
 from ndpy.objects.pending import Pending
 from ndpy.objects.resource import AdapterObject
 from ndpy.vocabulary.addresses import Address, numeric_host, resolve_destinations
+from ndpy.vocabulary.loggers import logger
 
 if TYPE_CHECKING:
     from ndpy.objects.adapter import Adapter
     from ndpy.objects.queue_pair import QueuePair
     from ndpy.objects.queue_pair_connection import QueuePairConnection
+
+_log = logger("ndpy.connections")
 
 # In these states there is a connection, or one is being made.
 _ACTIVE = ("connecting", "offered", "completing", "accepting", "established")
@@ -105,8 +109,14 @@ class ConnectionLife(AdapterObject, ConnectorSteps):
         """Go to the next state. Returns False if the table has no row for this state and event."""
         if not self._has_transition(event):
             return False
-        self._state = TRANSITIONS[self._state, event]
+        former, self._state = self._state, TRANSITIONS[self._state, event]
+        if self._state != former:
+            _log.debug("%s: from %s to %s: %s", self._name(), former, self._state, event.value)
         return True
+
+    def _name(self) -> str:
+        """What the log calls it: its adapter, and a number that no other object has."""
+        return f"{self._adapter.info.name}: connector {self._serial}"
 
     def _on_resolved(self, host: str, found: list[tuple[int, tuple[Any, ...]]], error: errors.NdpyError | None) -> None:
         """These are the addresses of the name. Called under the state lock."""
@@ -121,6 +131,7 @@ class ConnectionLife(AdapterObject, ConnectorSteps):
             family, resolved = self._rest.pop(0)
             self._tried += 1
             self._target = f"{self._host} ({numeric_host(resolved)}) port {resolved[1]}"
+            _log.debug("%s: address %d of the name: %s", self._name(), self._tried, self._target)
             try:
                 self._native_connect(queue_pair, family, resolved)
             except errors.NdpyError as failure:
@@ -170,6 +181,7 @@ class ConnectionLife(AdapterObject, ConnectorSteps):
         """connect() has failed with this error. event, spent: as for _end_attempt()."""
         if self._tried > 1 and not self._rest and isinstance(error, errors.ProviderError):
             error.message += f" (all {self._tried} addresses of {self._host} were tried)"
+        _log.debug("%s: connecting to %s failed: %s", self._name(), self._target, error)
         pending = self._end_attempt(event, spent=spent)
         if pending is not None:
             pending.fail(error)
@@ -179,6 +191,8 @@ class ConnectionLife(AdapterObject, ConnectorSteps):
         if self._move(Event.REQUESTED):
             self._private_data = private_data
             self._read_limits = cap_read_limits(self._adapter.info, *limits)
+            if _log.isEnabledFor(logging.DEBUG):
+                _log.debug("%s: %s", self._name(), self._at_its_address("the client has an address"))
 
     def _on_established(self) -> None:
         """Both sides have agreed."""
@@ -198,6 +212,7 @@ class ConnectionLife(AdapterObject, ConnectorSteps):
 
     def _on_lost(self, error: errors.NdpyError) -> None:
         """The peer refused or vanished before the connection was established."""
+        _log.debug("%s: %s", self._name(), error)
         pending = self._end_attempt(Event.LOST)
         if pending is not None:
             pending.fail(error)

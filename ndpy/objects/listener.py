@@ -16,9 +16,12 @@ from ndpy.objects.resource import AdapterObject
 from ndpy.objects.timeouts import timeout
 from ndpy.vocabulary.addresses import Address
 from ndpy.vocabulary.integers import integer
+from ndpy.vocabulary.loggers import logger
 
 if TYPE_CHECKING:
     from ndpy.objects.adapter import Adapter
+
+_log = logger("ndpy.connections")
 
 
 class Listener(AdapterObject, ListenerSteps):
@@ -46,6 +49,13 @@ class Listener(AdapterObject, ListenerSteps):
         self._warned = False
         #: With the real port, once it listens.
         self._address: Address = ("?", 0)
+
+    def _listens(self) -> None:
+        """It has its address now."""
+        _log.debug("%s: listens", self._name())
+
+    def _name(self) -> str:
+        return f"{self._adapter.info.name}: {self._describe()}"
 
     @property
     def address(self) -> Address:
@@ -171,6 +181,7 @@ class Listener(AdapterObject, ListenerSteps):
                 return True
         if self._backlog and len(self._queued) >= self._backlog:
             self._refused += 1
+            _log.debug("%s: refuses a request, because %d wait already", self._name(), self._backlog)
             return False
         self._queued.append(connector)
         return True
@@ -201,6 +212,7 @@ class Listener(AdapterObject, ListenerSteps):
         while self._calls:
             self._calls[0].fail(error)
             self._calls.popleft()
+        _log.debug("%s: closed", self._name())
 
     def _warn_of_refusals(self) -> None:
         """Warn once. Called in a thread of the program, so that the program sees the warning."""

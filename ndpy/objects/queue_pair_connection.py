@@ -14,6 +14,7 @@ from ndpy.objects.memory import Binding
 from ndpy.objects.native_steps import QueuePairSteps
 from ndpy.objects.work_queues import QueuePairLimits, WorkQueues
 from ndpy.vocabulary.flags import Capability
+from ndpy.vocabulary.loggers import logger
 from ndpy.vocabulary.queue_pair_attributes import QueuePairAttributes, QueuePairState, QueuePairType, check_change
 from ndpy.vocabulary.weak_set import SharedWeakSet
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from ndpy.objects.shared_receive_queue import SharedReceiveQueue
     from ndpy.vocabulary.endpoint import Endpoint
     from ndpy.vocabulary.info import PathInfo
+
+_log = logger("ndpy.connections")
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _RETRYING_TYPES = (QueuePairType.RC, QueuePairType.XRC_SEND)
@@ -210,6 +213,7 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
 
     def _on_failed_completion(self) -> None:
         """A request failed for another reason than a cancel. Called without locks held."""
+        _log.debug("%s: queue pair %d: a request has failed, see its completion", self._adapter.info.name, self._serial)
         self._native_on_failed_completion()
         # Read it only once, because another thread may set it to None.
         connector = self.connector
@@ -323,6 +327,7 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
             self._native_connect_endpoint(local, remote, limits, retry or RetryPolicy())
             self._path, self._endpoint_limits = (local, remote), limits
             self._set_connected()
+        _log.debug("%s: queue pair %d: connected to %s", self._adapter.info.name, self._serial, remote)
 
     def modify(self, **attributes: Any) -> None:
         """Set attributes of the queue pair by hand, and change its state.

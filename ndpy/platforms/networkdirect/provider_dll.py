@@ -11,6 +11,9 @@ from ndpy import errors
 from ndpy.platforms.networkdirect import dll_header
 from ndpy.platforms.networkdirect.addresses import address_list, pack_address, unpack_address
 from ndpy.platforms.networkdirect.native_calls import check, create, ffi, lib, release, win32_error
+from ndpy.vocabulary.loggers import logger
+
+_log = logger("ndpy.adapters")
 
 # The class object of each version. DllGetClassObject gives it (contract A.3.1, A.3.2).
 _CLASS_OBJECTS = {2: "IND2Provider", 1: "IClassFactory"}
@@ -33,6 +36,7 @@ class Provider:
         self._users = 0
         failure, missing = ffi.new("uint32_t *"), ffi.new("const char **")
         self._library = lib.ndpy_load_provider(path, failure, missing)
+        _log.debug("loading the provider %s: %s", path, "failed" if self._library == ffi.NULL else "done")
         if self._library == ffi.NULL:
             if missing[0]:
                 export = ffi.string(missing[0]).decode()

@@ -15,6 +15,7 @@ from ndpy.errors import ProviderError, ProviderNotFoundError, from_errno
 from ndpy.platforms.verbs import softverbs
 from ndpy.vocabulary.flags import Capability
 from ndpy.vocabulary.forking import in_child
+from ndpy.vocabulary.loggers import logger
 
 try:
     from ndpy._verbs import ffi as ffi
@@ -27,6 +28,8 @@ except ImportError as error:
         f"`python setup.py build_ext --inplace` in a checkout, for which: "
         f"{distribution.read().install(distribution.HEADERS)}"
     ) from None
+
+_log = logger("ndpy.adapters")
 
 # For each library: the environment variable for its path, its name, and what ndpy.platforms.verbs.distribution calls
 # it.
@@ -75,7 +78,9 @@ def _load(library: int, paths: list[str]) -> tuple[int, str]:
     """The number of the path that cannot be used, counted from 1, and the reason. 0 if both can."""
     reason = ffi.new("char[512]")
     failed = lib.ndpy_load(library, paths[0].encode(), paths[1].encode(), reason, len(reason))
-    return failed, ffi.string(reason).decode(errors="replace")
+    said = ffi.string(reason).decode(errors="replace")
+    _log.debug("loading %s: %s", " and ".join(dict.fromkeys(paths)), said if failed else "done")
+    return failed, said
 
 
 def load_for(name: str) -> int:

@@ -22,9 +22,12 @@ from ndpy.platforms.networkdirect.connection import _FIRST_PORT, _PORTS, Network
 from ndpy.platforms.networkdirect.native_calls import TIMEOUT, ffi, lib
 from ndpy.platforms.networkdirect.version1.queue_pair import Version1QueuePair
 from ndpy.vocabulary.addresses import Address, is_wildcard, listening_address, resolve
+from ndpy.vocabulary.loggers import logger
 
 if TYPE_CHECKING:
     from ndpy.platforms.networkdirect.version1.adapter import Version1Adapter
+
+_log = logger("ndpy.connections")
 
 #: IANA's number for TCP. Connections use TCP's port numbers.
 TCP = 6
@@ -171,6 +174,7 @@ class Version1Connector(NetworkDirectConnector):
 
     def _try_later(self) -> None:
         self._unanswered += 1
+        _log.debug("%s: %s has not answered, and is asked again", self._name(), self._target)
         # The timer must not keep a connector that the program has dropped.
         owner, attempt = weakref.ref(self), self._attempts
 
