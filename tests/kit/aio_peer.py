@@ -9,6 +9,7 @@ connects to a server, goes as far as STEP of STEPS, says so, and does nothing mo
 from __future__ import annotations
 
 import asyncio
+import random
 import struct
 import sys
 import time
@@ -43,6 +44,37 @@ def message(body=b"", **numbers) -> bytes:
 
 def offer(number, remote: RemoteMemory, **numbers) -> bytes:
     return frame(OFFER, number, length=remote.length, body=remote.to_bytes(), **numbers)
+
+
+def mutate(data: bytes, rng: random.Random, added: int = 100) -> list[bytes]:
+    """What comes instead of a frame that is changed on its way. `added`: bytes behind it, at most."""
+    choice = rng.randrange(9)
+    changed = bytearray(data)
+    place = rng.randrange(len(data))
+    if choice == 0:
+        changed[place] ^= 1 << rng.randrange(8)
+    elif choice == 1:
+        changed[place] = rng.randrange(256)
+    elif choice == 2:
+        changed = changed[:place]
+    elif choice == 3:
+        changed += rng.randbytes(rng.choice((1, 20, added)))
+    elif choice == 4:
+        # One of the numbers in the header, or in the address of an offer.
+        numbers = ((4, 4), (8, 4), (12, 4), (16, 8), (24, 8), (32, 8), (40, 4))
+        start, size = rng.choice([(start, size) for start, size in numbers if start + size <= len(data)] or [(0, 1)])
+        old = int.from_bytes(data[start : start + size], "big")
+        values = (0, 1, old + 1, old - 1, old + SLOTS, (1 << 8 * size) - 1, 1 << 31, rng.getrandbits(8 * size))
+        changed[start : start + size] = (rng.choice(values) % (1 << 8 * size)).to_bytes(size, "big")
+    elif choice == 5:
+        changed[0] = rng.randrange(10)
+    elif choice == 6:
+        return []
+    elif choice == 7:
+        return [data, data]
+    else:
+        return [rng.randbytes(rng.randrange(200)), data]
+    return [bytes(changed)]
 
 
 class Peer:

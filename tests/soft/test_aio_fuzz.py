@@ -26,6 +26,7 @@ from kit.aio_peer import (
     frame,
     hello,
     message,
+    mutate,
     offer,
 )
 from kit.helpers import DEADLINE_S, SEED, Keeper, host_of, open_files, require, rounds
@@ -41,31 +42,9 @@ OPTIONS = {"slot_size": SLOT, "slots": SLOTS, "offers": 2, "timeout_s": 0.5, "cl
 ENDS = (type(None), aio.ProtocolError, aio.ConnectionResetError, aio.ConnectionEndedError)
 
 
-def mutate(data: bytes, rng: random.Random) -> list[bytes]:
+def on_its_way(data: bytes, rng: random.Random) -> list[bytes]:
     """What is sent instead of a frame. Half of the time, the frame itself."""
-    choice = rng.randrange(14)
-    changed = bytearray(data)
-    place = rng.randrange(len(data))
-    if choice == 0:
-        changed[place] ^= 1 << rng.randrange(8)
-    elif choice == 1:
-        changed[place] = rng.randrange(256)
-    elif choice == 2:
-        changed = changed[:place]
-    elif choice == 3:
-        changed += rng.randbytes(rng.choice((1, 20, SLOT)))
-    elif choice == 4:
-        start, size = rng.choice(((4, 4), (8, 4), (12, 4), (16, 8), (24, 8), (32, 8), (40, 4)))
-        old = int.from_bytes(data[start : start + size], "big")
-        values = (0, 1, old + 1, old - 1, old + SLOTS, (1 << 8 * size) - 1, 1 << 31, rng.getrandbits(8 * size))
-        changed[start : start + size] = (rng.choice(values) % (1 << 8 * size)).to_bytes(size, "big")
-    elif choice == 5:
-        changed[0] = rng.randrange(10)
-    elif choice == 6:
-        return []
-    elif choice == 7:
-        return [data, data]
-    return [bytes(changed)]
+    return mutate(data, rng, SLOT) if rng.random() < 0.5 else [data]
 
 
 class Attack:
@@ -85,7 +64,7 @@ class Attack:
             with contextlib.suppress(ndpy.NdpyError, asyncio.TimeoutError):
                 private_data = hello()
                 if self.rng.random() < 0.1:
-                    private_data = b"".join(mutate(private_data, self.rng)) or b"\0"
+                    private_data = b"".join(on_its_way(private_data, self.rng)) or b"\0"
                 await peer.connect(address, private_data[:100])
                 await asyncio.wait_for(self.talk(peer), 0.5)
         finally:
@@ -111,7 +90,7 @@ class Attack:
                 kind = rng.choice((DONE, WITHDRAW, GRANT, CLOSE, DROPPED))
                 frames.append(frame(kind, rng.choice((1, 2)) if kind in (DONE, WITHDRAW, DROPPED) else 0, **numbers))
         for place, data in enumerate(frames):
-            for changed in mutate(data, rng) if place or rng.random() < 0.2 else [data]:
+            for changed in on_its_way(data, rng) if place or rng.random() < 0.2 else [data]:
                 peer.send(changed[: 2 * SLOT])
             if rng.random() < 0.5:
                 with contextlib.suppress(asyncio.TimeoutError):

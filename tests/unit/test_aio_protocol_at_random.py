@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from kit.aio_peer import mutate
 from kit.helpers import SEED, rounds
-from test_aio_protocol import HELLO, MESSAGE, OFFER, SLOTS, TURN
+from test_aio_protocol import HELLO, MESSAGE, OFFER, TURN
 
 from ndpy.aio.errors import ProtocolError
 from ndpy.aio.protocol import Hello, Kind, Protocol
@@ -171,36 +172,6 @@ def test_two_ends_never_stop_and_never_send_more_than_there_are_receives():
 
 
 # ---- mutated streams ----
-
-
-def mutate(data: bytes, rng: random.Random) -> list[bytes]:
-    """What comes instead of a frame."""
-    choice = rng.randrange(9)
-    changed = bytearray(data)
-    place = rng.randrange(len(data))
-    if choice == 0:
-        changed[place] ^= 1 << rng.randrange(8)
-    elif choice == 1:
-        changed[place] = rng.randrange(256)
-    elif choice == 2:
-        changed = changed[:place]
-    elif choice == 3:
-        changed += rng.randbytes(rng.choice((1, 20, 100)))
-    elif choice == 4:
-        # One of the numbers in the header.
-        start, size = rng.choice(((4, 4), (8, 4), (12, 4), (16, 8)))
-        old = int.from_bytes(data[start : start + size], "big")
-        values = (0, 1, old + 1, old - 1, old + SLOTS, (1 << 8 * size) - 1, 1 << 31, rng.getrandbits(8 * size))
-        changed[start : start + size] = (rng.choice(values) % (1 << 8 * size)).to_bytes(size, "big")
-    elif choice == 5:
-        changed[0] = rng.randrange(10)
-    elif choice == 6:
-        return []
-    elif choice == 7:
-        return [data, data]
-    else:
-        return [rng.randbytes(rng.randrange(200)), data]
-    return [bytes(changed)]
 
 
 class Mutated(End):
