@@ -80,9 +80,9 @@ def session(pytester, adapter_name, request, monkeypatch):
     return run
 
 
-def test_the_example_of_the_readme(session):
-    section = (ROOT / "README.md").read_text("utf-8").partition("## Tests of your own\n")[2]
-    session(section.partition("```python\n")[2].partition("```")[0]).assert_outcomes(passed=1)
+def test_the_example_of_the_documentation(session):
+    page = (ROOT / "docs/start/tests.md").read_text("utf-8")
+    session(page.partition("```python\n")[2].partition("```")[0]).assert_outcomes(passed=1)
 
 
 def test_the_fixtures_work_and_leave_nothing(session):

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -199,6 +200,8 @@ class Page:
         running: dict[str, Running] = {}
         state: dict[str, list[str]] = {}
         environment = dict(os.environ, PYTHONUNBUFFERED="1", COLUMNS="100", TERM="dumb")
+        # pytest-asyncio of Debian says this of each session without a setting of its own.
+        environment["PYTHONWARNINGS"] = "ignore:The configuration option"
         environment.setdefault("NDPY_ADAPTER", "soft0")
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
         replaced = []
@@ -264,12 +267,26 @@ class Page:
         self.path.write_text(text, "utf-8")
 
 
+#: The ports of pages, and the free ports that stand for them here: several runs may go on at once.
+PORTS: dict[str, str] = {}
+
+
+def free_port(match: re.Match[str]) -> str:
+    if match[0] not in PORTS:
+        with socket.socket() as one:
+            one.bind(("", 0))
+            PORTS[match[0]] = str(one.getsockname()[1])
+    return PORTS[match[0]]
+
+
 def here(text: str) -> str:
     """The addresses of pages, 192.0.2.1 and so on, are those of other machines. They all are this one."""
-    return re.sub(r"\b192\.0\.2\.\d+\b", "127.0.0.1", text)
+    return re.sub(r"\b747\d\b", free_port, re.sub(r"\b192\.0\.2\.\d+\b", "127.0.0.1", text))
 
 
 def there(lines: list[str]) -> list[str]:
+    for port, free in PORTS.items():
+        lines = [line.replace(free, port) for line in lines]
     return [line.replace("127.0.0.1", "192.0.2.1") for line in lines]
 
 
