@@ -22,7 +22,6 @@ myst_url_schemes = {"http": None, "https": None, "mailto": None}
 
 html_theme = "furo"
 html_title = f"ndpy {version}"
-html_static_path = ["_static"]
 html_copy_source = html_show_sourcelink = False
 graphviz_output_format = "svg"
 autodoc_member_order = "bysource"
