@@ -1,34 +1,45 @@
 """Sweeps the programs of two_ended.py, each with the faults at one end and at the other, and prints a table.
 
 python swept_programs.py FOLDER [--runs N] [--executor engine|shim] [NAME...]     keeps the reports in FOLDER
+
+The adapter is $NDPY_ADAPTER, or soft0.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
-from two_ended import PROGRAMS
+from two_ended import DEVICE, PROGRAMS
+
+from ndpy.platforms.verbs import softverbs
 
 HERE = Path(__file__).resolve().parent
 
 OUTCOMES = ("succeeded", "failed", "leaked", "lost data", "hung", "crashed", "not reached")
-# What rping, the pingpongs and the examples print when the data is wrong.
-LOST_DATA = "data mismatch|invalid data|bytes differ|wrong data|is not what was sent"
+# What rping, the pingpongs, fi_pingpong and the examples print when the data is wrong.
+LOST_DATA = (
+    "data mismatch|invalid data|came back damaged|Error at iteration|bytes differ|wrong data|is not what was sent"
+)
 
 
 def sweep(name: str, end: str, runs: int, executor: str, folder: Path) -> None:
     words = [sys.executable, "-m", "ndpy", "faults", "sweep", "--executor", executor, "--max-runs", str(runs)]
-    options = ["--deadline", "15", "--limit", "240", "--lost-data", LOST_DATA]
+    options = ["--seed", "1", "--limit", "900", "--lost-data", LOST_DATA]
     report = folder / f"{name}.{end}.json"
+    environment = dict(os.environ)
+    if DEVICE == "soft0":
+        environment = softverbs.environment(softverbs.folder(), environment)
     done = subprocess.run(
         [*words, *options, "--json", str(report), "--", sys.executable, str(HERE / "two_ended.py"), name, end],
         capture_output=True,
         text=True,
+        env=environment,
     )
     (folder / f"{name}.{end}.txt").write_text(done.stdout + done.stderr)
     if done.returncode not in (0, 1):

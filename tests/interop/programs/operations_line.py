@@ -17,6 +17,7 @@ import argparse
 import sys
 
 SIZE = 64
+LIMIT_S = 30.0
 ALPHABET = b"abcdefghijklmnopqrstuvwxyz"
 
 
@@ -26,7 +27,7 @@ def run(kind):
     for name in ("device", "gid"):
         parser.add_argument(f"--{name}", required=True, type=str if name == "device" else int)
     options = parser.parse_args()
-    options.size = SIZE
+    options.size, options.limit = SIZE, LIMIT_S
     end = kind(options)
     print("endpoint", end.number, end.psn, *end.place, flush=True)
     number, psn, gid, address, rkey = sys.stdin.readline().split()

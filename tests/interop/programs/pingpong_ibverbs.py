@@ -18,7 +18,7 @@ class End:
     access = ib.AccessFlags.LOCAL_WRITE
 
     def __init__(self, options):
-        self._gid_index = options.gid
+        self._gid_index, self._limit_s = options.gid, options.limit
         context = next(device for device in ib.get_device_list() if device.name == options.device).open()
         pd = context.alloc_pd()
         self._queue = context.create_cq(8)
@@ -48,7 +48,7 @@ class End:
 
     def take(self):
         """The next completion."""
-        deadline = time.monotonic() + pingpong_line.LIMIT_S
+        deadline = time.monotonic() + self._limit_s
         while not (taken := self._queue.poll(1)):
             if time.monotonic() > deadline:
                 raise SystemExit("nothing completed")

@@ -19,7 +19,7 @@ import socket
 from typing import Any
 
 LENGTH = 52
-LIMIT_S = 30
+LIMIT_S = 30.0
 SEED = 20240229
 
 
@@ -28,6 +28,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("host", nargs="?", help="of the server; without it, this is the server")
     for name in ("device", "port", "gid", "size", "count"):
         parser.add_argument(f"--{name}", required=True, type=str if name == "device" else int)
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="so many seconds it waits for the peer")
     return parser.parse_args()
 
 
@@ -54,15 +55,15 @@ def run(end: Any, options: argparse.Namespace) -> None:
     end.post_receive()
     if options.host is None:
         with socket.create_server(("127.0.0.1", options.port)) as listener:
-            listener.settimeout(LIMIT_S)
+            listener.settimeout(options.limit)
             connection, _ = listener.accept()
         with connection:
-            connection.settimeout(LIMIT_S)
+            connection.settimeout(options.limit)
             _connect(end, _exactly(connection, LENGTH))
             connection.sendall(_line(end))
             _exactly(connection, 5)
     else:
-        with socket.create_connection((options.host, options.port), LIMIT_S) as connection:
+        with socket.create_connection((options.host, options.port), options.limit) as connection:
             connection.sendall(_line(end))
             _connect(end, _exactly(connection, LENGTH))
             connection.sendall(b"done\0")

@@ -41,7 +41,7 @@ class End:
     access = e.IBV_ACCESS_LOCAL_WRITE
 
     def __init__(self, options):
-        self._gid_index = options.gid
+        self._gid_index, self._limit_s = options.gid, options.limit
         self._context = Context(name=options.device)
         pd = PD(self._context)
         self._queue = CQ(self._context, 8)
@@ -83,7 +83,7 @@ class End:
 
     def take(self):
         """The next completion."""
-        deadline = time.monotonic() + pingpong_line.LIMIT_S
+        deadline = time.monotonic() + self._limit_s
         while not (taken := self._queue.poll())[0]:
             if time.monotonic() > deadline:
                 raise SystemExit("nothing completed")
