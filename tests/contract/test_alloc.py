@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 
 import pytest
+from kit.documentation import example
 from kit.helpers import address_of, assert_works, contents, expose, memory, succeed
 
 import ndpy
@@ -69,12 +69,10 @@ def test_numpy_uses_it_and_it_registers(pair, keep):
     assert (sink.reshape(1000) == numpy.arange(1000)).all()
 
 
-def test_the_example_of_the_readme_works(adapter, keep):
+def test_the_example_of_the_documentation_works(adapter, keep):
     numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
-    blocks = (Path(__file__).parents[2] / "README.md").read_text().split("```python\n")[1:]
-    (example,) = [code for block in blocks if "ndpy.alloc" in (code := block.partition("```")[0])]
     names = {"ndpy": ndpy, "numpy": numpy, "adapter": adapter}
-    exec(example, names)
+    exec(example("howto/memory.md", "ndpy.alloc"), names)
     regions = [keep(region) for region in names["regions"]]
     assert [region.length for region in regions] == [800_000] * 10
     assert regions[3].address == regions[0].address + 3 * 800_000

@@ -6,9 +6,9 @@ import array
 import itertools
 import threading
 import weakref
-from pathlib import Path
 
 import pytest
+from kit.documentation import example
 from kit.helpers import (
     DEADLINE_S,
     assert_works,
@@ -350,13 +350,11 @@ def test_threads_may_post_one_batch_and_poll_one_queue(ends):
     wait_until(all_came, "all completions")
 
 
-def test_the_example_of_the_readme_works(pair, keep, capsys):
-    blocks = (Path(__file__).parents[2] / "README.md").read_text("utf-8").split("```python\n")[1:]
-    (example,) = [code for block in blocks if "Batch(" in (code := block.partition("```")[0])]
+def test_the_example_of_the_documentation_works(pair, keep, capsys):
     source = memory(keep, pair.adapter, bytes(range(64)))
     target = memory(keep, pair.adapter, 64, Access.LOCAL_WRITE | Access.REMOTE_WRITE)
     names = {"source": source, "remote": expose(keep, pair.server, target), "near": pair.client.queue_pair}
-    exec(example, {**names, "ndpy": ndpy, "queue": pair.client.cq})
+    exec(example("howto/many_requests.md", "Batch("), {**names, "ndpy": ndpy, "queue": pair.client.cq})
     assert contexts(succeed(pair.client.cq)) == [7]
     assert capsys.readouterr().out == "[56]\n"
     wait_until(lambda: contents(target) == contents(source), "the writes arrive")

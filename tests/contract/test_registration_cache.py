@@ -7,10 +7,10 @@ import gc
 import mmap
 import sys
 import weakref
-from pathlib import Path
 
 import pytest
 from kit.caching import LENGTH, READ, SINK, WRITE, forbid_registering, regions, use, wait_for_contents
+from kit.documentation import example
 from kit.helpers import (
     DEADLINE_S,
     connect_pair,
@@ -435,13 +435,12 @@ def test_dropped_leases_and_caches_are_released(pair):
     wait_until(lambda: not regions(pair.adapter), "the regions have gone")
 
 
-def test_the_example_of_the_readme_works(pair, keep, capsys):
-    blocks = (Path(__file__).parents[2] / "README.md").read_text().split("```python\n")[1:]
-    (example,) = [code for block in blocks if "RegistrationCache" in (code := block.partition("```")[0])]
+def test_the_example_of_the_documentation_works(pair, keep, capsys):
+    program = example("howto/registration_cache.md", "RegistrationCache")
     buffer, target = ndpy.alloc(LENGTH), memory(keep, pair.adapter, 8, WRITE)
     buffer[:8] = b"original"
     names = {"ndpy": ndpy, "adapter": pair.adapter, "buffer": buffer, "remote": expose(keep, pair.server, target)}
-    exec(example, {**names, "near": pair.client.queue_pair, "far": pair.server.queue_pair, "queue": pair.client.cq})
+    exec(program, {**names, "near": pair.client.queue_pair, "far": pair.server.queue_pair, "queue": pair.client.cq})
     wait_for_contents(target, b"original")
     assert "hits=1, misses=1" in capsys.readouterr().out
 

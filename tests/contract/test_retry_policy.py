@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from kit.documentation import example
 from kit.helpers import (
     DEADLINE_S,
     ask,
@@ -133,17 +132,16 @@ def test_a_queue_pair_says_what_its_connection_has(adapter, keep, pair):
     assert pair.client.queue_pair.retry == said
 
 
-def test_the_example_of_the_readme_works(adapter, keep, ends, capsys):
-    blocks = (Path(__file__).parents[2] / "README.md").read_text("utf-8").split("```python\n")[1:]
-    (example,) = [code for block in blocks if "gives_up_s" in (code := block.partition("```")[0])]
+def test_the_example_of_the_documentation_works(adapter, keep, ends, capsys):
+    program = example("howto/dead_peer.md", "gives_up_s")
     near, far = ends
     listener = keep(far.adapter.listen((host_of(far.adapter), 0)))
     address = '("192.0.2.1", 7471)'
-    assert address in example
+    assert address in program
     names = {"ndpy": ndpy, "adapter": adapter, "near": near.queue_pair}
     with beside(lambda: keep(listener.get_request(DEADLINE_S)).accept(far.queue_pair, timeout_s=DEADLINE_S)):
-        exec(example.replace(address, repr(listener.address[:2])), names)
+        exec(program.replace(address, repr(listener.address[:2])), names)
         keep(names["connector"])
-    said, promised = float(capsys.readouterr().out), float(example.partition("gives_up_s)  # ")[2].partition(",")[0])
+    said, promised = float(capsys.readouterr().out), float(program.partition("gives_up_s)  # ")[2].partition(",")[0])
     assert said == pytest.approx(promised, abs=0.005)
     succeed(near.cq)

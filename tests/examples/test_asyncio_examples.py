@@ -12,6 +12,7 @@ import threading
 import psutil
 import pytest
 from kit.deadlines import patient
+from kit.documentation import example
 from kit.helpers import (
     DEADLINE_S,
     create_end,
@@ -23,7 +24,7 @@ from kit.helpers import (
     sample,
     wait_until,
 )
-from kit.processes import EXAMPLES, ROOT, STEP_LIMIT_S, Process, free_port, start_example, start_python
+from kit.processes import EXAMPLES, STEP_LIMIT_S, Process, start_example, start_python
 
 import ndpy
 from ndpy import aio
@@ -370,28 +371,12 @@ def assert_one_line_error(result, name, part=""):
     assert part in lines[0]
 
 
-# ---- the README ----
+# ---- the page on asyncio ----
 
 
-def programs_of_the_readme() -> list[str]:
-    section = (ROOT / "README.md").read_text("utf-8").partition("## With asyncio\n")[2].partition("\n## ")[0]
-    return [block.partition("```")[0] for block in section.split("```python\n")[1:]]
-
-
-def test_the_first_program_of_the_readme_works(monkeypatch, capsys, adapter, host):
-    monkeypatch.setenv("NDPY_ADAPTER", adapter.info.name)
-    port = free_port()
-    program = programs_of_the_readme()[0]
-    for written, here in (("7474", str(port)), ("192.0.2.1", host)):
-        assert written in program
-        program = program.replace(written, here)
-    exec(program, {})
-    assert capsys.readouterr().out == "b'hello'\n"
-
-
-def test_the_functions_of_the_readme_publish_and_fetch_memory(adapter, host):
+def test_the_functions_of_the_page_publish_and_fetch_memory(adapter, host):
     names = {"ndpy": ndpy}
-    exec(programs_of_the_readme()[1], names)
+    exec(example("howto/asyncio_service.md", "connection.expose("), names)
     samples, target = bytearray(range(200)), bytearray(200)
 
     async def main():
@@ -405,9 +390,9 @@ def test_the_functions_of_the_readme_publish_and_fetch_memory(adapter, host):
     assert target == samples
 
 
-def test_the_function_of_the_readme_awaits_a_request_and_completions(capsys, adapter, host, keep):
+def test_the_function_of_the_page_awaits_a_request_and_completions(capsys, adapter, host, keep):
     names = {"ndpy": ndpy}
-    exec(programs_of_the_readme()[2], names)
+    exec(example("howto/asyncio_service.md", "get_request_async("), names)
     queue = keep(adapter.create_completion_queue(8))
     far = keep(adapter.create_queue_pair(queue))
     near = create_end(keep, adapter)
