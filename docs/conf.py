@@ -17,11 +17,13 @@ exclude_patterns = ["_build", "README.md"]
 # A link to a heading is #its-words, as on GitHub.
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "deflist"]
-# A link to a file outside docs/ is one to the repository. It has no address yet.
 myst_url_schemes = {"http": None, "https": None, "mailto": None}
 
 html_theme = "furo"
 html_title = f"ndpy {version}"
+html_static_path = ["_static"]
+html_favicon = "_static/icon.svg"
+html_css_files = ["site.css"]
 html_copy_source = html_show_sourcelink = False
 graphviz_output_format = "svg"
 autodoc_member_order = "bysource"

@@ -6,6 +6,7 @@
 #   rig/setup.sh            everything
 #   rig/setup.sh soft       what soft0 needs: the packages for building, and .venv
 #   rig/setup.sh docs       that, and what the documentation's site needs
+#   rig/setup.sh browser    that, and a browser to look at the site
 #   rig/setup.sh venv       only the virtual environment .venv (PYTHON=python3.12 selects another Python)
 #   rig/setup.sh bench      the other Python packages, in .rig/bench, that tests and `make bench` compare ndpy with
 #   rig/setup.sh wine       only the packages, .venv, and the Windows Python in .rig/wine
@@ -35,6 +36,14 @@ docs)
     install_packages build
     installed graphviz || install_now graphviz || die "graphviz could not be installed"
     make_venv
+    ;;
+browser)
+    "$0" docs
+    . "$rig/system.sh"
+    # Debian calls the driver chromium-driver, and Fedora chromedriver.
+    command -v chromedriver >/dev/null || install_now chromium chromium-driver || install_now chromium chromedriver ||
+        die "chromium could not be installed"
+    .venv/bin/python -m pip --disable-pip-version-check --quiet install 'selenium>=4.20'
     ;;
 all)
     . "$rig/system.sh"

@@ -1,0 +1,133 @@
+"""The site in a real browser: Debian's chromium without a screen, which takes a minute. Pictures of all pages are left in
+.rig/results/site, to be looked at.
+
+`rig/setup.sh browser` installs what this needs. The tests run under NDPY_STRESS=1, or if a test is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PICTURES = ROOT / ".rig/results/site"
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+DESKTOP, PHONE = (1280, 900), (390, 844)
+LIGHT, DARK = "light", "dark"
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="no Selenium: rig/setup.sh browser installs it")
+wait = pytest.importorskip("selenium.webdriver.support.wait")
+if not CHROMIUM or not DRIVER:
+    pytest.skip("no browser: rig/setup.sh browser installs it", allow_module_level=True)
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not os.environ.get("NDPY_STRESS"), reason="a browser: NDPY_STRESS"),
+]
+# Chromium would look for its maker's servers.
+QUIET = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Of a server for the site, on loopback."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for option in (*QUIET, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    driver.set_page_load_timeout(60)
+    yield driver
+    driver.quit()
+
+
+def look(browser: Any, size: tuple[int, int], scheme: str) -> None:
+    """Be a screen of this size, of somebody who likes light or dark."""
+    width, height = size
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == PHONE}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen", "features": features})
+
+
+def brightness(color: str) -> float:
+    """Of a color in CSS: 0 is black and 1 white."""
+    red, green, blue = (int(part) for part in color[color.index("(") + 1 : color.index(")")].split(",")[:3])
+    return (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255
+
+
+def pages(site: Path) -> list[str]:
+    return sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html") if path.parts[-2] != "_modules")
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, LIGHT), (DESKTOP, DARK), (PHONE, LIGHT), (PHONE, DARK)])
+def test_each_page_fits_its_screen_and_has_no_error(
+    site: Path, address: str, browser: Any, size: Any, scheme: str
+) -> None:
+    look(browser, size, scheme)
+    kind = f"{'phone' if size == PHONE else 'desktop'}-{scheme}"
+    wrong = []
+    for page in pages(site):
+        browser.get(f"{address}/{page}")
+        wide = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
+        if wide > 1:
+            wrong.append(f"{kind} {page}: {wide} pixels wider than the screen")
+        wrong += [
+            f"{kind} {page}: {line['message']}" for line in browser.get_log("browser") if line["level"] == "SEVERE"
+        ]
+        script = "return getComputedStyle(document.body).backgroundColor"
+        if (brightness(browser.execute_script(script)) > 0.5) != (scheme == LIGHT):
+            wrong.append(f"{kind} {page}: the page is not {scheme}")
+        picture = PICTURES / kind / page.replace("/", "--").replace(".html", ".png")
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        browser.save_screenshot(str(picture))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_problems_are_first_in_the_side_bar(address: str, browser: Any) -> None:
+    look(browser, DESKTOP, LIGHT)
+    browser.get(f"{address}/index.html")
+    first = browser.find_element("css selector", ".sidebar-tree a")
+    assert first.text == "When something goes wrong"
+
+
+@pytest.mark.parametrize(("words", "page"), [("retry", "problems/"), ("memory window", "explained/")])
+def test_search_finds_a_page_without_a_server(site: Path, browser: Any, words: str, page: str) -> None:
+    look(browser, DESKTOP, LIGHT)
+    browser.get(f"file://{site}/search.html?q={words.replace(' ', '+')}")
+
+    def links(driver: Any) -> list[str]:
+        return [link.get_attribute("href") for link in driver.find_elements("css selector", "ul.search li a")]
+
+    with contextlib.suppress(Exception):
+        wait.WebDriverWait(browser, 60).until(lambda driver: any(page in link for link in links(driver)))
+    assert any(page in link for link in links(browser)), links(browser)
