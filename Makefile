@@ -72,6 +72,7 @@ test: setup
 	$(run_tests)
 
 stress: setup
+	@rig/setup.sh browser
 	@NDPY_STRESS=1 .venv/bin/python rig/run_tests.py
 
 # See rig/kernels.sh.

@@ -91,12 +91,6 @@ def here(name: str, tests: str) -> Steps:
     yield pytest(name, tests)
 
 
-def documentation() -> Steps:
-    if STRESS:
-        yield Step(["rig/setup.sh", "browser"], brief=True)
-    yield pytest("docs", "tests/docs")
-
-
 def on_soft(tests: str) -> Steps:
     yield Step([NDPY, "smoke", "soft0"], brief=True)
     yield pytest("soft0", tests, "soft0")
@@ -341,7 +335,7 @@ ROWS = {
         Part("wheels", 165, here("wheels", "tests/wheels"), "modules softnd"),
         Part("rxe0", 900, on("rxe", 1, RXE), "programs", after="wheels"),
         Part("unit", 350, here("unit", f"tests/unit tests/machines --ignore {VM}"), "modules softnd"),
-        Part("docs", 40, documentation()),
+        Part("docs", 40, here("docs", "tests/docs")),
         # For other targets of the Makefile than test and stress.
         Part("hosts", 400, hosts(ADAPTER, 1, "" if ARGS else FULL_HOSTS), runs=ASKED_FOR),
         Part("kernels", 1500, table_of_kernels(), runs=ASKED_FOR),
