@@ -5,6 +5,8 @@ too.
 
 A refused call raises a ProviderError, which is also an OSError. A failed request raises nothing: its Completion has the
 status, and Completion.raise_for_status() raises the exception for it.
+
+The text of an error ends with the command that explains it, such as (ndpy explain rnr-retry).
 """
 
 from __future__ import annotations
@@ -15,7 +17,23 @@ import os as _os
 
 
 class NdpyError(Exception):
-    """The base class of all exceptions of ndpy."""
+    """The base class of all exceptions of ndpy.
+
+    Attributes:
+        problem: the word with which `ndpy explain` finds causes and remedies. "" if there is no page.
+    """
+
+    problem: str = ""
+
+    def __str__(self) -> str:
+        text = self._text()
+        # An error that repeats the text of its cause ends with the page of the cause.
+        if not self.problem or (text.endswith(")") and text.rpartition(" (")[2].startswith("ndpy explain ")):
+            return text
+        return f"{text} (ndpy explain {self.problem})"
+
+    def _text(self) -> str:
+        return super().__str__()
 
 
 class ClosedError(NdpyError, ValueError):
@@ -53,7 +71,7 @@ class AdapterNotFoundError(NdpyError, LookupError):
 class ProviderNotFoundError(NdpyError, OSError):
     """The provider's library cannot be loaded. The message names the package that contains it."""
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return str(self.args[0]) if self.args else "provider not found"
 
 
@@ -66,16 +84,27 @@ class ProviderError(NdpyError, OSError):
         native: the provider's own error number: an errno on verbs, an NTSTATUS on NetworkDirect. 0 if ndpy refused the
             call before it asked the provider.
         native_name: the name of that number, such as "ENOMEM". "" if it has none. None looks it up as an errno.
+        problem: the word for `ndpy explain`. "" takes that of the class.
     """
 
-    def __init__(self, message: str, *, operation: str = "", native: int = 0, native_name: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        operation: str = "",
+        native: int = 0,
+        native_name: str | None = None,
+        problem: str = "",
+    ) -> None:
         super().__init__(native, message)
+        if problem:
+            self.problem = problem
         self.message = message
         self.operation = operation
         self.native = native
         self.native_name = _errno.errorcode.get(native, "") if native_name is None else native_name
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         text = f"{self.operation}: {self.message}" if self.operation else self.message
         if self.native:
             # People know an errno as a decimal number and a status of NetworkDirect as a hexadecimal one.
@@ -84,11 +113,14 @@ class ProviderError(NdpyError, OSError):
         return text
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.operation, self.native, self.native_name)
+        values = (self.message, self.operation, self.native, self.native_name, self.problem)
+        return _rebuild, (type(self), *values)
 
 
-def _rebuild(cls: type[ProviderError], message: str, operation: str, native: int, name: str) -> ProviderError:
-    return cls(message, operation=operation, native=native, native_name=name)
+def _rebuild(
+    cls: type[ProviderError], message: str, operation: str, native: int, name: str, problem: str
+) -> ProviderError:
+    return cls(message, operation=operation, native=native, native_name=name, problem=problem)
 
 
 class DeviceBusyError(ProviderError):
@@ -182,6 +214,11 @@ _BY_ERRNO: dict[int, type[ProviderError]] = {
     _errno.ECANCELED: CanceledError,
 }
 
+#: The words of errnos that say more than the word of their class.
+_PROBLEMS: dict[int, str] = {
+    _errno.ENOMEM: "memlock",
+}
+
 
 def from_errno(operation: str, number: int, message: str = "") -> ProviderError:
     """Create the exception for an errno. An errno that is not in _BY_ERRNO becomes a plain ProviderError.
@@ -195,7 +232,8 @@ def from_errno(operation: str, number: int, message: str = "") -> ProviderError:
 
 def with_errno(operation: str, number: int, message: str) -> ProviderError:
     """Create the exception for an errno with a message that says the reason."""
-    return _BY_ERRNO.get(number, ProviderError)(message, operation=operation, native=number)
+    kind = _BY_ERRNO.get(number, ProviderError)
+    return kind(message, operation=operation, native=number, problem=_PROBLEMS.get(number, ""))
 
 
 def not_finished(operation: str, timeout_s: float) -> TimeoutError:

@@ -39,6 +39,7 @@ _MEANINGS: dict[Status, str] = {
     Status.UNKNOWN: "a status that ndpy has no name for",
 }
 
+_PROBLEMS: dict[Status, str] = {}
 
 # So many queues, and queue pairs of each, are looked at for the error of a wait.
 _MOST_COUNTED = 256
@@ -101,7 +102,7 @@ def requests_of_nobody() -> PostedRequests:
 def _raise_for_status(completion: Completion) -> None:
     """Raise the exception that fits the status of a request that did not succeed."""
     status = completion.status
-    message, name = _MEANINGS[status], ""
+    message, name, problem = _MEANINGS[status], "", ""
     queue_pair = completion.queue_pair
     if queue_pair is not None:
         native = completion.native_status
@@ -109,10 +110,17 @@ def _raise_for_status(completion: Completion) -> None:
         for more in (_memory_of(completion, queue_pair), queue_pair._explain(status, native)):
             message += f"; {more}" if more else ""
         name = queue_pair._native_status_name(native)
+        problem = queue_pair._native_problem(native)
     if completion.vendor_status:
         message += f" (vendor status {completion.vendor_status:#x})"
     error = _EXCEPTIONS.get(status, errors.ProviderError)
-    raise error(message, operation=completion.operation.name.lower(), native=completion.native_status, native_name=name)
+    raise error(
+        message,
+        operation=completion.operation.name.lower(),
+        native=completion.native_status,
+        native_name=name,
+        problem=problem or _PROBLEMS.get(status, ""),
+    )
 
 
 def _memory_of(completion: Completion, queue_pair: QueuePair) -> str:

@@ -612,6 +612,10 @@ class QueuePairSteps(abc.ABC):
     def _native_status_name(self, native_status: int) -> str:
         """The provider's name of a completion status, or ""."""
 
+    def _native_problem(self, native_status: int) -> str:
+        """The word for `ndpy explain` of a completion status, if the provider's number says more than ndpy's, or ""."""
+        return ""
+
 
 class DestinationSteps(abc.ABC):
     """Of a destination of datagrams."""

@@ -86,7 +86,7 @@ def memlock_error(number: int, length: int) -> errors.ProviderError:
         message += f"; {MEMLOCK_REMEDY}{more}"
     else:
         message += "; the system or the adapter is short of memory or of registrations (dmesg may say which)"
-    return errors.InsufficientResourcesError(message, operation="register", native=number)
+    return errors.InsufficientResourcesError(message, operation="register", native=number, problem="memlock")
 
 
 def _status_kib(name: str) -> int:

@@ -74,6 +74,12 @@ _MEANINGS = {
     "may have been shorter than the message",
 }
 
+#: The words of `ndpy explain`.
+_PROBLEMS = {
+    lib.IBV_WC_REM_ACCESS_ERR: "remote-access",
+    lib.IBV_WC_RNR_RETRY_EXC_ERR: "rnr-retry",
+}
+
 
 class VerbsQueuePair(QueuePair):
     _adapter: VerbsAdapter
@@ -388,6 +394,9 @@ class VerbsQueuePair(QueuePair):
 
     def _native_status_name(self, native_status: int) -> str:
         return text(lib.ibv_wc_status_str(native_status))
+
+    def _native_problem(self, native_status: int) -> str:
+        return _PROBLEMS.get(native_status, "")
 
     def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
         return errors.from_errno(operation, number)

@@ -16,6 +16,7 @@ _INTERRUPTED = 130
 _SUBCOMMANDS = {
     "devices": "ndpy.tools.cli.devices",
     "doctor": "ndpy.tools.cli.doctor",
+    "explain": "ndpy.tools.cli.explain",
     "faults": "ndpy.tools.cli.faults",
     "perf": "ndpy.tools.cli.perf",
     "smoke": "ndpy.tools.cli.smoke",
