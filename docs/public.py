@@ -1,0 +1,347 @@
+"""The directive `public` of Sphinx: the public names of ndpy, with their signatures and docstrings.
+
+    ```{eval-rst}
+    .. public:: ndpy.QueuePair ndpy.Flags
+    ```
+
+tests/unit/public_names.py says which names are public and what their signatures are, so the site and the list that
+tests compare are the same. The docstrings are those of the built ndpy.
+"""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import importlib
+import re
+import sys
+import types
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from docutils.statemachine import StringList
+from sphinx import addnodes
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "tests/unit")]
+
+import docstrings  # noqa: E402
+import public_names  # noqa: E402
+
+#: Where a list of a class says something of its members.
+LISTS = ("Attributes", "Fields", "Names", "Parameters")
+#: What has a docstring of its own, if it has one.
+DESCRIPTORS = (
+    types.FunctionType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    property,
+    classmethod,
+    staticmethod,
+)
+
+
+def find(name: str) -> Any:
+    """The class, function or constant with a public name."""
+    module, _, last = name.rpartition(".")
+    return getattr(importlib.import_module(module), last)
+
+
+@cache
+def names() -> dict[str, list[str]]:
+    """Each public name, other than those of modules that have it from elsewhere, with its members."""
+    found: dict[str, list[str]] = {}
+    for module in public_names.MODULES:
+        for last in public_names.exported(importlib.import_module(module)):
+            thing = find(f"{module}.{last}")
+            if all(thing is not other for other in map(find, found)):
+                found[f"{module}.{last}"] = list(members(thing)) if isinstance(thing, type) else []
+    return found
+
+
+def members(cls: type) -> dict[str, list[str]]:
+    """What a class has and its public base classes have not, with what follows the class's name in its lines. The
+    members of an enumeration too.
+    """
+    bases = [base for base in cls.__mro__[1:] if public_names._is_visible(base)]
+    inherited = {name: lines for base in reversed(bases) for name, lines in public_names.members(base).items()}
+    own = {name: lines for name, lines in public_names.members(cls).items() if inherited.get(name) != lines}
+    if issubclass(cls, enum.Enum):
+        own = {name: [f".{name} = {member.value!r}"] for name, member in cls.__members__.items()} | own
+    return own
+
+
+def text_of(cls: type, name: str) -> str:
+    """The docstring of a member: its own, or what a list of its class says of it."""
+    for each in cls.__mro__:
+        thing = vars(each).get(name)
+        if isinstance(thing, DESCRIPTORS) or hasattr(thing, "__wrapped__"):
+            text = thing.__func__.__doc__ if isinstance(thing, (classmethod, staticmethod)) else thing.__doc__
+            if text and not isinstance(thing, types.WrapperDescriptorType):
+                return text
+    for each in cls.__mro__:
+        for entry, text in docstrings.read(vars(each).get("__doc__")).entries(*LISTS).items():
+            if entry == name or (entry.endswith("…") and name.startswith(entry[:-1])):
+                return text[0].upper() + text[1:]
+    return ""
+
+
+def is_special(name: str) -> bool:
+    return name.startswith("__") and name != "__init__"
+
+
+# ---- marked text ----
+
+_TOKEN = re.compile(
+    r"`(?P<literal>[^`]+)`|\x00(?P<name>[^\x00]+)\x00|(?P<man>\b\w+\(\d\w?\))|"
+    r"(?P<clause>\bcontract (?:section )?(?P<letter>[A-M])(?:\.\d+)*\b)|"
+    r"(?P<word>\b[A-Za-z_]\w*(?:::?\w+|\.[A-Za-z_]\w*)*(?:\(\))?)"
+)
+_CLAUSES = {path.stem[0].upper(): path.stem for path in (Path(__file__).parent / "contract").glob("?-*.md")}
+_PLAIN = re.compile(r"[A-Za-z]+")
+
+
+def inline(context: str) -> Callable[[str], str]:
+    """A function that marks names, links to those that are public, and escapes everything else. context: the public name
+    whose text it is.
+    """
+
+    def mark(text: str) -> str:
+        found = ""
+        end = 0
+        for token in _TOKEN.finditer(text):
+            found += _escaped(text[end : token.start()])
+            end = token.end()
+            marked = _marked(token, context)
+            if marked[0] in "`:" and found and not re.search(r"[\s('\"\[{<\-/:]$", found):
+                found += "\\ "
+            found += marked
+            if marked[-1] == "`" and text[end : end + 1].isalnum():
+                found += "\\ "
+        return found + _escaped(text[end:])
+
+    return mark
+
+
+def _marked(token: re.Match[str], context: str) -> str:
+    word = token["word"]
+    if token["clause"]:
+        return f":doc:`{token['clause']} </contract/{_CLAUSES[token['letter']]}>`"
+    if word is None:
+        return (
+            f"``{token['literal'] or token['name'] or token['man']}``"
+            if not token["name"]
+            else _name(token["name"], context)
+        )
+    target = resolve(word.removesuffix("()"), context, is_call=word.endswith("()"))
+    if target:
+        return f":py:obj:`{word} <{target}>`"
+    return _escaped(word) if _PLAIN.fullmatch(word) else f"``{word}``"
+
+
+def _name(word: str, context: str) -> str:
+    """A name at the beginning of a line of a list: a parameter, or an error."""
+    target = resolve(word, context, is_call=False) if word.endswith("Error") else None
+    return f":py:obj:`{word} <{target}>`" if target else f"``{word}``"
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\*|_`])", r"\\\1", text)
+
+
+@cache
+def resolve(word: str, context: str, is_call: bool = False) -> str | None:
+    """The whole public name that a word stands for, in the docstring of `context`."""
+    known = names()
+    module = next(each for each in sorted(public_names.MODULES, reverse=True) if context.startswith(each))
+    head, _, member = word.rpartition(".")
+    if head:
+        owner = resolve(head, context) if head[0].isupper() or head in public_names.MODULES else None
+        if owner in known:
+            return f"{owner}.{member}" if _has(owner, member) else None
+        return word if word in known else None
+    own = ".".join(context.split(".")[: module.count(".") + 2])
+    if own in known and f"{own}.{word}" != context and _has(own, word) and (is_call or word.isupper()):
+        return f"{own}.{word}"
+    if word[0].isupper() or is_call:
+        for candidate in (f"{module}.{word}", f"ndpy.{word}"):
+            if candidate in known and candidate != context:
+                return candidate
+    if is_call or (word.isupper() and "_" in word):
+        owners = {_owner_of(name, word) for name, each in known.items() if word in each} - {None}
+        if len(owners) == 1:
+            return f"{owners.pop()}.{word}"
+    return None
+
+
+def _has(owner: str, member: str) -> bool:
+    return _owner_of(owner, member) is not None
+
+
+def _owner_of(name: str, member: str) -> str | None:
+    """The class whose page has a member: the class itself, or the public base class that it has it from."""
+    thing = find(name)
+    if not isinstance(thing, type):
+        return None
+    for each in thing.__mro__:
+        whole = next((known for known in names() if find(known) is each), None)
+        if whole and member in names()[whole]:
+            return whole
+    return None
+
+
+# ---- the directive ----
+
+
+#: When one of them changes, the pages are read again.
+_SOURCES = [*ROOT.glob("ndpy/**/*.py"), ROOT / "ndpy/_core.pyi"]
+
+
+class Public(Directive):
+    required_arguments = 1
+    final_argument_whitespace = True
+    has_content = False
+
+    def run(self) -> list[nodes.Node]:
+        lines: list[str] = []
+        for name in self.arguments[0].split():
+            if name not in names():
+                raise self.error(f"{name} is no public name")
+            lines += of(name)
+        env = self.state.document.settings.env
+        for file in (__file__, docstrings.__file__, *_SOURCES):
+            env.note_dependency(str(file))
+        node = nodes.Element()
+        self.state.nested_parse(StringList(lines, source="public names"), self.content_offset, node)
+        return node.children
+
+
+def of(name: str) -> list[str]:
+    """reStructuredText of a public name with all that it has."""
+    thing = find(name)
+    if not isinstance(thing, type):
+        return _of_function_or_value(name, thing)
+    own = members(thing)
+    kind = "exception" if issubclass(thing, BaseException) else "class"
+    (signature,) = own.get("__init__", [""])
+    lines = ["", f".. py:{kind}:: {name}{signature}", ""]
+    docstring = docstrings.read(thing.__doc__ if thing.__module__.startswith("ndpy") else "")
+    found: list[str] = []
+    bases = [whole for base in thing.__mro__[1:] if (whole := _public_name(base))]
+    if bases:
+        found += [f"Base: {inline(name)(bases[0].rpartition('.')[2])}", ""]
+    constructed = "__init__" in own
+    # The list of parameters stays where the class is called. Otherwise it tells of attributes.
+    left_out = tuple(word for word in LISTS if word != "Parameters" or not constructed)
+    found += docstrings.lines_for_sphinx(docstring, inline(name), left_out)
+    found += _notes(thing)
+    for member, said in own.items():
+        if member != "__init__" and not is_special(member):
+            found += _of_member(name, thing, member, said)
+    return lines + [f"    {line}" if line else "" for line in found]
+
+
+def _public_name(cls: type) -> str | None:
+    return next((known for known in names() if find(known) is cls), None)
+
+
+def _notes(cls: type) -> list[str]:
+    """What can be done with an object besides naming its attributes."""
+    has = set(members(cls))
+    said = []
+    if "__enter__" in has:
+        said.append("It is a context manager.")
+    if "__aenter__" in has:
+        said.append("It is an asynchronous context manager.")
+    return [" ".join(said), ""] if said else []
+
+
+def _of_function_or_value(name: str, thing: Any) -> list[str]:
+    if not callable(thing):
+        text = docstrings.lines_for_sphinx(docstrings.read(VALUES[name]), inline(name))
+        return ["", f".. py:data:: {name}", f"    :value: {thing!r}", "", *(f"    {line}" for line in text)]
+    (line,) = [
+        each
+        for each in public_names._of_module(importlib.import_module(name.rpartition(".")[0]))
+        if each.startswith(f"{name}(")
+    ]
+    return _of_callable("function", line, thing.__doc__ or "", name)
+
+
+#: What constants mean. They have no docstrings.
+VALUES = {
+    "ndpy.MANAGER_QKEY": "The Q_Key of the connection manager, which queue pairs for datagrams have unless they are given "
+    "another one.\nSource: RDMA_UDP_QKEY, rdma_create_id(3).",
+}
+
+
+def _of_member(owner: str, cls: type, member: str, said: list[str]) -> list[str]:
+    whole = f"{owner}.{member}"
+    text = text_of(cls, member)
+    if said[0].startswith(f".{member}("):
+        lines = []
+        signatures = [f"{owner}{line}" for line in said]
+        return lines + _of_callable("method", signatures[0], text, whole, signatures[1:])
+    value = re.fullmatch(r"\.\w+ = (.+)", said[0])
+    typed = re.fullmatch(r"\.\w+: (.+?)(, can be set)?", said[0])
+    lines = ["", f".. py:attribute:: {whole}"]
+    if value:
+        lines.append(f"    :value: {value[1]}")
+    if typed:
+        lines.append(f"    :type: {typed[1]}")
+    body = docstrings.lines_for_sphinx(docstrings.read(text), inline(whole))
+    if typed and typed[2]:
+        body += ["It can be set.", ""]
+    return [*lines, "", *(f"    {line}" if line else "" for line in body)]
+
+
+def _of_callable(kind: str, line: str, text: str, whole: str, more: list[str] | None = None) -> list[str]:
+    options = {"[async]": "async", "[classmethod]": "classmethod", "[staticmethod]": "staticmethod"}
+    plain = [re.sub(r"( \[\w+\])+$", "", each) for each in [line, *(more or [])]]
+    lines = ["", f".. py:{kind}:: {plain[0]}"]
+    lines += [f"              {each}" for each in plain[1:]]
+    lines += [f"    :{option}:" for mark, option in options.items() if mark in line]
+    body = docstrings.lines_for_sphinx(docstrings.read(text), inline(whole))
+    return [*lines, "", *(f"    {each}" if each else "" for each in body)]
+
+
+def link_types(app: Sphinx, env: Any, node: addnodes.pending_xref, contnode: nodes.Node) -> nodes.Node | None:
+    """A type in a signature is named without its module."""
+    if node.get("refdomain") != "py":
+        return None
+    target = resolve(node["reftarget"].rpartition(".")[2], "ndpy") or resolve(
+        node["reftarget"].rpartition(".")[2], "ndpy.aio.X"
+    )
+    if target is None:
+        return None
+    domain = env.get_domain("py")
+    return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", target, node, contnode)
+
+
+def unlink_builtins(app: Sphinx, doctree: nodes.document) -> None:
+    """`bytes` in a signature is Python's, and not a member of that name."""
+    for node in list(doctree.findall(addnodes.pending_xref)):
+        if node.get("refdomain") == "py" and hasattr(builtins, node["reftarget"]):
+            node.replace_self(node.children)
+
+
+def plain_signatures(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Leave out the tooltips of `*` and `/` in signatures: Markdown has none."""
+    if app.builder.name == "markdown":
+        for node in list(doctree.findall(nodes.abbreviation)):
+            node.replace_self(nodes.Text(node.astext()))
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_directive("public", Public)
+    app.connect("missing-reference", link_types)
+    app.connect("doctree-read", unlink_builtins)
+    app.connect("doctree-resolved", plain_signatures)
+    return {"parallel_read_safe": True}
