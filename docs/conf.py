@@ -5,13 +5,15 @@ from pathlib import Path
 
 import tomllib
 
+import ndpy
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 project = "ndpy"
 author = copyright = PROJECT["authors"][0]["name"]
-version = release = PROJECT["version"]
+version = release = ndpy.__version__
 
 extensions = ["myst_parser", "public", "sphinx.ext.graphviz", "sphinx_click"]
 exclude_patterns = ["_build", "README.md"]
