@@ -202,6 +202,7 @@ lint: setup
 	.venv/bin/ruff format --check .
 	git ls-files '*.c' '*.h' | xargs .venv/bin/clang-format --dry-run -Werror
 	.venv/bin/mypy
+	.venv/bin/python rig/prose.py
 
 docs:
 	@rig/setup.sh docs

@@ -156,7 +156,7 @@ def run(adapter, args):
             if expected is None:
                 expected = bytes(inbox)
                 if args.check and any(expected[::PAGE]):
-                    sys.exit("rc_pingpong: the first message has not the marks that a client with -c makes")
+                    sys.exit("rc_pingpong: the first message lacks the marks that a client with -c makes")
             if inbox != expected:
                 sys.exit(f"rc_pingpong: message {number} arrived damaged")
             inbox[:] = bytes(args.size)

@@ -770,7 +770,7 @@ class CompletionQueue(Resource):
                 thread needs the queue.
         Returns: the completions, oldest first. If there are fewer than max_entries, the queue was empty.
         Raises:
-            CompletionQueueOverrunError: more completions arrived than the queue holds, and all that it kept were taken.
+            CompletionQueueOverrunError: more completions arrived than the queue holds, and all those that it kept were taken.
             ClosedError, DeviceRemovedError: the queue was closed, or the adapter has gone.
         Source: IND2CompletionQueue::GetResults; ibv_poll_cq(3).
         """
@@ -819,7 +819,7 @@ class Export(Uncopied):
         """Of the first byte."""
 
 class Owned(Uncopied):
-    """Owned(free, arguments, memory=None): calls free(*arguments) when nothing refers to it any more. Exports the memory."""
+    """Owned(free, arguments, memory=None): calls free(*arguments) when nothing refers to it any longer. Exports the memory."""
 
     def __init__(self, free: Callable[..., Any], arguments: tuple[Any, ...], memory: Any = None, /) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...

@@ -1,4 +1,4 @@
-"""Runs the tests. PARTS is the table of what there is.
+"""Runs the tests. PARTS is the table of parts.
 
     .venv/bin/python rig/run_tests.py [PART...]
 

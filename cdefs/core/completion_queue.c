@@ -230,7 +230,8 @@ PyDoc_STRVAR(
     "        thread needs the queue.\n"
     "Returns: the completions, oldest first. If there are fewer than max_entries, the queue was empty.\n"
     "Raises:\n"
-    "    CompletionQueueOverrunError: more completions arrived than the queue holds, and all that it kept were taken.\n"
+    "    CompletionQueueOverrunError: more completions arrived than the queue holds, and all those that it kept were "
+    "taken.\n"
     "    ClosedError, DeviceRemovedError: the queue was closed, or the adapter has gone.\n"
     "Source: IND2CompletionQueue::GetResults; ibv_poll_cq(3).\n");
 

@@ -237,7 +237,7 @@ static int owned_export(PyObject *object, struct buffer *buffer, int flags)
 }
 
 static PyType_Slot owned_slots[] = {
-    {Py_tp_doc, "Owned(free, arguments, memory=None): calls free(*arguments) when nothing refers to it any more. "
+    {Py_tp_doc, "Owned(free, arguments, memory=None): calls free(*arguments) when nothing refers to it any longer. "
                 "Exports the memory."},
     {Py_tp_new, owned_create},
     {Py_tp_dealloc, owned_dealloc},

@@ -1,6 +1,6 @@
 """Postcards: short messages over RDMA, each with a checksum. postcard.c is the same in C.
 
-A card is one RDMA message: the CRC-32 of all that follows (4 bytes), how many cards its sender has taken so far
+A card is one RDMA message: the CRC-32 of the rest (4 bytes), how many cards its sender has taken so far
 (4 bytes), both in network order, and up to TEXT bytes of text. The receiver of a message has to have memory posted for
 it. Each end has room for ROOM cards, and the count in each card tells its reader how much of that is free again.
 """

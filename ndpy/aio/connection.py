@@ -196,12 +196,12 @@ class Connection(Uncopied):
 
         While the peer takes no messages, this waits.
 
-        When this end has learnt that the peer has closed the connection, nothing is sent any more: this raises, and
+        When this end has learnt that the peer has closed the connection, nothing is sent any longer: this raises, and
         receive() has what the peer sent before. A short message that crosses the peer's close() is dropped there, and
         only the next call raises. A long one raises.
 
         If it is cancelled, the message is sent whole or not at all. A long message is withdrawn then, unless the peer
-        is reading it. This ends when the peer does not use the memory any more, or the connection has ended. A peer
+        is reading it. This ends when the peer no longer uses the memory, or the connection has ended. A peer
         that does neither within 5 s loses the connection. After Ctrl-C that is 0.4 s, if the program runs by
         asyncio.run() of Python 3.11 or later. By other means the program ends it with abort(), or with a second
         cancellation.
@@ -225,8 +225,8 @@ class Connection(Uncopied):
     async def receive(self, into: Memory | None = None) -> bytearray | int:
         """Wait for the next message.
 
-        If it is cancelled, the next receive() gets the message. This ends when the adapter does not write to the memory
-        any more.
+        If it is cancelled, the next receive() gets the message. This ends when the adapter no longer writes to the
+        memory.
 
         Parameters:
             into: memory for the message. A long message is read into it directly. None allocates memory.
@@ -254,7 +254,7 @@ class Connection(Uncopied):
     async def read(self, remote: RemoteMemory, into: Memory) -> None:
         """Read memory of the peer, which its program does not notice. Return when the bytes are there.
 
-        If it is cancelled, it ends when the adapter does not write to the memory any more.
+        If it is cancelled, it ends when the adapter no longer writes to the memory.
 
         Parameters:
             remote: what the peer has exposed: the `remote` of its expose(), or a part of it. The peer sends it as
@@ -275,7 +275,7 @@ class Connection(Uncopied):
         On InfiniBand and RoCE the bytes are in the peer's memory then. On iWARP they may still be on the way. A message
         that is sent afterwards arrives after them everywhere.
 
-        If it is cancelled, it ends when the adapter does not read the memory any more.
+        If it is cancelled, it ends when the adapter no longer reads the memory.
 
         Parameters:
             remote: as for read().

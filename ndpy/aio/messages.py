@@ -32,7 +32,7 @@ class _Incoming:
         place: how many messages came before it.
         slot: where it is, in a receive that is posted again when it has been taken. Of an offer, None.
         contents: of a message whose connection has ended. Its slot is somebody else's then.
-        withdrawn: whether the peer does not want it to be read any more.
+        withdrawn: whether the peer has asked for the answer without a reading.
     """
 
     place: int
@@ -293,7 +293,7 @@ class Messages(Uncopied):
                 self._finish(self.inbox.pop(0))
 
     async def until_delivered(self) -> None:
-        """Wait until the peer's adapter has all that was sent: a request that is posted after it has succeeded then."""
+        """Wait until the peer's adapter has everything that was sent: then a request that is posted after it has succeeded."""
         life, protocol = self.life, self.protocol
         while protocol is not None and protocol.has_waiting and life.alive and life.limited(None) != 0:
             slot_is_free: asyncio.Future[None] = life.loop.create_future()

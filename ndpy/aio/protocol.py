@@ -48,11 +48,11 @@ class Kind(NamedInt):
         START: the first frame of each end.
         MESSAGE: a message, which follows the header.
         OFFER: a message that the peer reads from this end's memory. The descriptor of the memory follows the header.
-        DONE: the peer has the message of an offer, and does not use its memory any more.
-        WITHDRAW: the sender of an offer asks for the answer without the message having been read.
+        DONE: the peer has the message of an offer, and no longer uses its memory.
+        WITHDRAW: the sender of an offer asks for its answer now, even if the message was not read.
         GRANT: nothing but the numbers in the header.
-        CLOSE: this end sends no more messages, and takes no more.
-        DROPPED: the peer does not take the message of an offer, and does not use its memory any more.
+        CLOSE: this end neither sends nor takes further messages.
+        DROPPED: the peer does not take the message of an offer, and no longer uses its memory.
     """
 
     START = 1
@@ -212,7 +212,7 @@ class Protocol:
         return self._header(Kind.WITHDRAW, number, 0)
 
     def answer(self, number: int, *, taken: bool) -> bytes:
-        """The answer to an offer whose memory is not used any more. taken: whether the program has the message."""
+        """The answer to an offer whose memory is no longer used. taken: whether the program has the message."""
         self._peer_offers.remove(number)
         return self._header(Kind.DONE if taken or not self.peer.knows_dropped else Kind.DROPPED, number, 0)
 

@@ -86,7 +86,7 @@ def connect(
             succeeds does not wait for it, and its close() does.
         close_timeout_s: how long close() waits for the peer. None waits for ever.
         slots: how many messages the peer may send before this end receives one, 1 to 1,024. Each slot of both
-            directions has slot_size bytes of registered memory, besides some for the protocol.
+            directions has slot_size bytes of registered memory, and some more for the protocol.
         slot_size: in bytes, 64 to 1 MiB. A message that fits with its header of 24 bytes is sent at once. For a longer
             one the receiver reads the sender's memory.
         offers: how many longer messages each end may have under way, 1 to 64.

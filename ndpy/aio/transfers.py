@@ -1,4 +1,4 @@
-"""What moves memory on a connection besides messages: reads, writes, and the memory that this end exposes."""
+"""Transfers that are not messages: reads, writes, and the memory that this end exposes."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class Transfers(Uncopied):
         return future
 
     async def delivered(self) -> asyncio.Future[Any] | None:
-        """Returns a future that ends when the peer's adapter has all that was posted. None if there is no room."""
+        """Returns a future that ends when the peer's adapter has everything that was posted. None if there is no room."""
         if self._room.locked():
             return None
         return await self.begin(self._channel.write_nothing)

@@ -460,7 +460,7 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
             self._on_released(entry)
 
     def _on_released(self, entry: Entry) -> None:
-        """A use has ended. The entry is not cached any more, or more is registered than the bounds allow."""
+        """A use has ended. The entry is no longer cached, or more is registered than the bounds allow."""
         if self.closed:
             return
         with self._changed:

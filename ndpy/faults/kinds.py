@@ -210,7 +210,7 @@ KINDS = (
     # ---- requests ----
     Kind(
         "request", "status", "the request ends with a status instead of success",
-        "the queue pair is in the error state, and all that it has outstanding is flushed",
+        "the queue pair is in the error state, and its outstanding requests are flushed",
         "IBTA vol. 1, 10.3.1 and 11.6.2; ibv_poll_cq(3)", values=("status",),
     ),
     Kind(
@@ -224,7 +224,7 @@ KINDS = (
     ),
     Kind(
         "request", "hold", "the request does not complete before ms, or never",
-        "the completions behind it wait for it; the end of the connection flushes it", "a peer that answers no more: "
+        "the completions behind it wait for it; the end of the connection flushes it", "a peer that no longer answers: "
         "IBTA vol. 1, 9.9.2.1 with a local ACK timeout of 0, which means infinite (ibv_modify_qp(3), timeout)",
         optional=("ms",),
     ),
@@ -262,12 +262,12 @@ KINDS = (
     ),
     Kind(
         "connection", "lose", "the connection is lost when so many bytes were sent, or at once",
-        "the queue pair is in the error state, and all that it has outstanding is flushed",
+        "the queue pair is in the error state, and its outstanding requests are flushed",
         "RFC 5044, 8.2; rdma_get_cm_event(3): RDMA_CM_EVENT_DISCONNECTED", optional=("bytes",), executors=_ENGINE,
     ),
     Kind(
         "connection", "disconnect", "the peer disconnects when so many bytes were sent, or at once",
-        "the queue pair is in the error state, and all that it has outstanding is flushed", "rdma_disconnect(3)",
+        "the queue pair is in the error state, and its outstanding requests are flushed", "rdma_disconnect(3)",
         optional=("bytes",),
     ),
     Kind(
@@ -295,7 +295,7 @@ KINDS = (
     Kind("adapter", "gid_change", "the table of GIDs has changed", "as usual", f"{_EVENTS}: IBV_EVENT_GID_CHANGE"),
     Kind(
         "adapter", "queue_pair_fatal", "a queue pair fails as a whole",
-        "the queue pair is in the error state, and all that it has outstanding is flushed",
+        "the queue pair is in the error state, and its outstanding requests are flushed",
         f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_QP_FATAL",
     ),
     Kind(

@@ -95,7 +95,7 @@ class Fault:
         return next(kind for kind in kinds.kinds_named(self.do) if kind.at == self.at)
 
     def words(self) -> list[tuple[str, str]]:
-        """(name, value) of all that is given, as the plain form has them."""
+        """(name, value) of each field that is given, as in the plain form."""
         given = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
         return [(name, _plain(value)) for name, value in given if value is not None]
 
@@ -125,7 +125,7 @@ def _place_of(fault: Fault) -> str:
     if fault.at not in kinds.PLACES:
         raise ScenarioError(f"at is {fault.at!r}; it can be {one_of(kinds.PLACES)}", "at")
     if fault.at not in found:
-        raise ScenarioError(f"{do} is not for at = {fault.at!r}, but for {one_of(map(repr, found))}", "at")
+        raise ScenarioError(f"{do} is not for at = {fault.at!r}; it is for {one_of(map(repr, found))}", "at")
     return fault.at
 
 

@@ -183,7 +183,7 @@ class Adapter(Registrar):
             depth: how many completions it holds, 1 to info.max_completion_queue_depth.
             overlapped_file: only NetworkDirect version 2: this adapter's overlapped_file. CompletionQueue.notify() then
                 brings its packets to the program's own completion port.
-            details: what completions bring besides. Polling such a queue takes longer.
+            details: what each completion brings in addition. Polling such a queue takes longer.
             single_threaded: the adapter takes no lock for this queue. The program promises that one thread at a time
                 uses it or closes one of its queue pairs.
         Raises:

@@ -19,7 +19,7 @@ class DatagramListener(Resource):
 
     Attributes:
         queue_pair: the one that it names. It cannot be closed before the listener.
-        private_data: what each answer carries besides.
+        private_data: the private data of each answer.
         answered: how many requests it has answered. It counts a program twice if the first answer was lost.
     Source: rdma_accept(3); InfiniBand Architecture, volume 1, 12.11 (SIDR).
     """

@@ -290,7 +290,7 @@ class MemoryRegion(_core.MemoryRegion, AdapterObject, RegionSteps):
     def reregister(self, buffer: Any = None, access: Access | None = None, *, domain: Adapter | None = None) -> None:
         """Give the region other memory, other rights, or another protection domain. This is quicker than a new region.
 
-        The tokens may change. Earlier elements and results of remote() are not valid any more. Requests that were
+        The tokens may change. Earlier elements and results of remote() are no longer valid. Requests that were
         posted with them must have completed before this call. It blocks like register().
 
         If this raises, the region is unchanged. The exception is a failure in the adapter: then only close() works, and

@@ -274,7 +274,7 @@ class CompletionQueueSteps(abc.ABC):
 
     @abc.abstractmethod
     def _native_create(self, depth: int) -> None:
-        """Set _cq and _native. If it raises, _native_free() frees what there is."""
+        """Set _cq and _native. If it raises, _native_free() frees the parts that exist."""
 
     @abc.abstractmethod
     def _native_new_waiter(self) -> Any:
@@ -632,7 +632,7 @@ class DestinationSteps(abc.ABC):
 
 
 class DatagramSteps(abc.ABC):
-    """Of a queue pair for datagrams, besides those of every queue pair."""
+    """The steps that only a queue pair for datagrams has."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Protection domains of an adapter besides its first one."""
+"""Protection domains of an adapter, other than its first one."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ class QueuePair(QueuePairConnection):
                 queue._drain()
 
     def _cancel_rest(self) -> None:
-        """Cancel the requests that the provider never completed. Call this only when it does not use them any more."""
+        """Cancel the requests that the provider never completed. Call this only when it no longer uses them."""
         for receive, queue in ((1, self.receive_cq), (0, self.initiator_cq)):
             with queue._lock:
                 cancelled = self._lib.ndpy_cancel_rest(self._rings, receive, queue._native)

@@ -44,8 +44,8 @@ UNSUPPORTED, NOT_ATOMIC, UNALIGNED, NOT_WRITABLE = range(-10, -14, -1)
 _DOES = {
     QueuePairType.UC: "sends and writes only",
     QueuePairType.UD: "sends datagrams only",
-    QueuePairType.XRC_SEND: "names a shared receive queue with what it sends, by send_to() and write_to(); besides it reads, writes "
-    "and does atomic operations; it receives nothing",
+    QueuePairType.XRC_SEND: "sends to a shared receive queue that it names, by send_to() and write_to(); it also reads, writes and "
+    "does atomic operations; it receives nothing",
     QueuePairType.XRC_RECV: "posts no requests; receives are those of its domain's shared receive queues",
 }
 # What an adapter without these is told about.
@@ -309,7 +309,7 @@ class WorkQueues(_core.WorkQueues, PostingQueue):
         self._post_to(native, PostedRequests(self))
 
     def _end_posting(self) -> Any:
-        """No request is posted any more. Returns the struct ndpy_queue_pair. Under the lock."""
+        """No request is posted any longer. Returns the struct ndpy_queue_pair. Under the lock."""
         native = self._rings
         self._detach()
         self._rings = None

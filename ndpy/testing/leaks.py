@@ -90,7 +90,7 @@ class _Unraisable:
 
 
 class Watch:
-    """What is open when a test begins. end() tells what there is more when it has ended."""
+    """What is open when a test begins. end() tells what is still open when it has ended."""
 
     def __init__(self) -> None:
         _note_places()

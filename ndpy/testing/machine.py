@@ -48,7 +48,7 @@ def run(config: pytest.Config) -> int:
 
 
 def _others(arguments: tuple[str | object, ...]) -> list[str]:
-    """The arguments but for those that named the VM."""
+    """The arguments, except those that named the VM."""
     others: list[str] = []
     words = iter(map(str, arguments))
     for word in words:

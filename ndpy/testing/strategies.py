@@ -30,7 +30,7 @@ def faults(
     """Single faults, each once, at its nth place.
 
     Parameters:
-        do: names of kinds. Default: all that the executor can make.
+        do: names of kinds. Default: every kind that the executor can make.
         executor: "engine" or "shim".
         most: the greatest nth.
         calls: names of calls at which there are faults. Default: all.

@@ -79,7 +79,7 @@ def _problem(path: Path) -> str:
 
 @contextlib.contextmanager
 def beside_reports(*paths: Path | None) -> Iterator[None]:
-    """For all that a command prints beside its reports: on standard error, if one of these goes to standard output.
+    """In the block, other output goes to standard error if one of these reports goes to standard output.
 
     Raises UsageError if more than one goes there.
     """

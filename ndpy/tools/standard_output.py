@@ -51,10 +51,9 @@ class _Output(io.FileIO):
 
 @contextlib.contextmanager
 def checked_output(command: str) -> Iterator[None]:
-    """For all that a command does: if standard output cannot be written, it ends with a sentence and status 1.
+    """In the block, the command ends with a sentence and status 1 if standard output cannot be written.
 
-    What is still in a buffer at the end counts too. A reader who has closed the pipe wants no more, and gets no
-    sentence.
+    What is still in a buffer at the end counts too. A reader who has closed the pipe gets no sentence.
     """
     former: Any = sys.stdout
     stream = _checked(former)

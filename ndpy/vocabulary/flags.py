@@ -222,8 +222,8 @@ class Status(NamedInt):
 
 
 class CompletionDetails(enum.Flag):
-    """What the completions of a queue bring besides, if it is made for it. A completion of a failed request brings none
-    of it.
+    """What each completion of a queue brings in addition, if the queue is made for it. The completion of a failed request
+    brings nothing in addition.
 
     Names:
         TIMESTAMP: Completion.timestamp, in ticks of the adapter's clock. Adapter.clock() converts them. With

@@ -202,7 +202,7 @@ class Quirk(enum.Enum):
         workaround="ndpy.aio binds no windows on rxe, and registers what the peer may use",
     )
     RXE_SPINS_ON_LONG_PACKETS = _rxe(
-        "rxe sends a packet that the path does not carry any more again and again: when the MTU shrinks below that of "
+        "rxe sends a packet again and again if the path no longer carries it: when the MTU shrinks below that of "
         "a connection, one processor is busy and no request ends until the queue pair is closed",
         "Linux drivers/infiniband/sw/rxe/rxe_net.c, rxe_send(): each failure is reported as EAGAIN; seen on 6.1, "
         "while 7.2.13 flushes the request",

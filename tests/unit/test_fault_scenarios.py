@@ -59,7 +59,7 @@ def test_each_kind_has_its_values_its_rule_and_what_is_afterwards(kind):
         ({"do": "errno", "errno": "EIO", "operation": "send"}, "operation", "no meaning where at is 'call'"),
         ({"do": "errno", "errno": "EIO", "call": "reg_mr", "queue_pair": 1}, "queue_pair", "reg_mr has no queue pair"),
         ({"do": "limit", "limit": 1, "call": "post_send"}, "call", "no limited number|of which there is a limited"),
-        ({"do": "remove", "at": "call"}, "at", "but for 'adapter'"),
+        ({"do": "remove", "at": "call"}, "at", "it is for 'adapter'"),
         ({"do": "remove", "at": "Adapter"}, "at", "it can be call, request, message, connection or adapter"),
         ({"do": "silent", "nth": 0}, "nth", "a whole number from 1"),
         ({"do": "silent", "nth": True}, "nth", "a whole number from 1"),

@@ -40,7 +40,7 @@ INTERNAL_ERROR = 0xC00000E5
 # The statuses of B.1.3, B.1.5 and B.1.7: name, exception, meaning.
 _STATUSES: dict[int, tuple[str, type[errors.ProviderError], str]] = {
     TIMEOUT: ("ND_TIMEOUT", errors.TimeoutError, "no answer in time"),
-    BUFFER_OVERFLOW: ("ND_BUFFER_OVERFLOW", errors.ProviderError, "too small for what there is"),
+    BUFFER_OVERFLOW: ("ND_BUFFER_OVERFLOW", errors.ProviderError, "too small for the result"),
     DEVICE_BUSY: ("ND_DEVICE_BUSY", errors.DeviceBusyError, "it is in use"),
     NO_MORE_ENTRIES: ("ND_NO_MORE_ENTRIES", errors.QueueFullError, "the queue is full"),
     0xC0000001: ("ND_UNSUCCESSFUL", errors.ProviderError, "the provider does not say why"),

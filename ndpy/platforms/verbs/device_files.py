@@ -47,7 +47,7 @@ class DeviceFile(NamedTuple):
 
 
 def all_files() -> list[DeviceFile]:
-    """The file of each adapter of the kernel. Where /sys names none, those that there are."""
+    """The file of each adapter of the kernel. If /sys names no adapter, the files that exist."""
     of_kernel = path("/sys/class/infiniband_verbs")
     entries = names(of_kernel, "uverbs*") or names(path(_FOLDER), "uverbs*")
     return [look_at(entry, read(of_kernel / entry / "ibdev")) for entry in entries]
@@ -99,7 +99,7 @@ def why_none(files: Iterable[DeviceFile]) -> tuple[str, str]:
     if not adapters:
         return (
             "the kernel has no RDMA device",
-            "for a card, load its driver (lspci shows the card, `modprobe mlx5_ib` or the like loads it); without one, "
+            "for a card, load its driver (lspci shows the card; `modprobe mlx5_ib` loads the driver of a card of NVIDIA); without one, "
             "`ndpy softroce up` makes one in software, and `ndpy vm run -- COMMAND` runs a command in a small machine "
             "that has one",
         )

@@ -152,7 +152,7 @@ def path_mtu(local: Endpoint, remote: Endpoint) -> int:
 
 
 class Reliability(NamedTuple):
-    """What a reliable connection has besides. Each end takes what its type needs."""
+    """What only a reliable connection has. Each end takes what its type needs."""
 
     limits: ReadLimits
     retry: RetryPolicy

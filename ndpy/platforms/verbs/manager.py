@@ -39,7 +39,7 @@ _UNRESOLVED = {
     errno.EINVAL: "the addresses of both ends do not fit together, or the route there is a blackhole; both are IPv4 or both "
     "IPv6, and a link-local one needs its interface, as in fe80::1%eth0",
     errno.EACCES: "a route prohibits it; `ip route get` shows it",
-    errno.EADDRNOTAVAIL: "the local address has gone; `ip address` shows those that there are",
+    errno.EADDRNOTAVAIL: "the local address has gone; `ip address` shows the addresses of this machine",
 }
 
 

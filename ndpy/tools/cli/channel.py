@@ -94,7 +94,7 @@ class Channel:
         return self._next() if b"\n" in self._received else None
 
     def _read(self, timeout_s: float) -> None:
-        """Read what there is. Raises TimeoutError, or BlockingIOError if timeout_s is 0."""
+        """Read the bytes that have come. Raises TimeoutError, or BlockingIOError if timeout_s is 0."""
         if len(self._received) > self._line_limit:
             raise ChannelError(f"a line of more than {self._line_limit} bytes came over the control connection")
         try:

@@ -101,8 +101,8 @@ def command(adapter: str | None, as_json: bool, record_file: Path | None) -> Non
     """Examine this machine: libraries or providers, drivers, permissions, adapters, and limits of this process.
 
     With ADAPTER (a name, NAME:PORT, an interface or an IP address), other adapters and ports are left out. soft0, the
-    software adapter of this package on Linux, needs nothing of the system but file descriptors, so for soft0 only their
-    limit is examined besides.
+    software adapter of this package on Linux, needs nothing of the system but file descriptors. So for soft0 only their
+    limit is examined.
 
     Every finding is PASS, WARN or FAIL. A WARN or FAIL has a remedy. The exit status is 1 if there is a FAIL, else 0.
     The command works even if nothing else works, and is most useful then.

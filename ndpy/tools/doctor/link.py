@@ -139,7 +139,7 @@ class LinkDescription:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LinkDescription:
-        """Read what to_dict() wrote on another machine. Texts of unexpected kinds become None, so that none is printed.
+        """Read what to_dict() wrote on another machine. A text of an unexpected kind becomes None and is not printed.
 
         Raises:
             ValueError: to_dict() cannot have written this.

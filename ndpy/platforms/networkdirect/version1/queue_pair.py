@@ -85,8 +85,8 @@ class Version1QueuePair(NetworkDirectQueuePair):
     def _leave_connector(self) -> None:
         """The attempt to connect, or the connection, is over.
 
-        The endpoint serves no other connector. If the receives were posted to it, the queue pair cannot be used any
-        more.
+        The endpoint serves no other connector. If the receives were posted to it, the queue pair can no longer be
+        used.
         """
         with self._lock:
             if self._qp is None:

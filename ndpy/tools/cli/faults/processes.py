@@ -1,4 +1,4 @@
-"""Programs that a command runs: to their own end, or until a deadline and with all that they have started."""
+"""Programs that a command runs until they end, or until a deadline. Then it ends them and everything they started."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Ended:
 
 @contextlib.contextmanager
 def adopting() -> Iterator[None]:
-    """In the block, what descendants of this process leave behind becomes its child, so that none is missed."""
+    """In the block, orphans among the descendants of this process become its children. So it misses no process."""
     _adopt(True)
     try:
         yield

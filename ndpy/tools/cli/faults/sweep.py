@@ -114,7 +114,7 @@ class Sweep:
     _usual: Counter[str] = field(default_factory=Counter)
 
     def run(self) -> None:
-        """Run the program without a fault, and then with each that is chosen. Ctrl-C leaves what there is until then.
+        """Run the program without a fault, and then with each that is chosen. After Ctrl-C the results until then remain.
 
         Raises:
             BadStart: it does not succeed without a fault, or passes no place.
@@ -238,5 +238,5 @@ def _progress(total: int) -> Progress:
 
 
 def end_by_sigterm() -> None:
-    """SIGTERM ends this process as an exception does, with all that it has started."""
+    """SIGTERM ends this process as an exception does. The processes that it has started end too."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -137,7 +137,7 @@ class Client:
     # ---- rounds ----
 
     def measure(self, size: int, seed: int, amount: Amount, results: list[Result], show: Show) -> None:
-        """Measure one size, and add the result to `results`. Ctrl-C adds what there is of it.
+        """Measure one size, and add the result to `results`. After Ctrl-C the result has the runs until then.
 
         Raises Failure, Stalled, PeerLost, PeerRefused, and what the library raises.
         """

@@ -164,7 +164,7 @@ class Connection:
         """Wait until the writes that have completed here are in the peer's memory.
 
         On iWARP a write completes before it has arrived, and on Windows the transport may be iWARP. A message is
-        received after all that was sent before it. The peer of RoCE and InfiniBand acknowledges a write, so there the
+        received after everything that was sent before it. The peer of RoCE and InfiniBand acknowledges a write, so there the
         bytes must be there.
         """
         if not self.testbed.writes_are_acknowledged:
@@ -175,7 +175,7 @@ class Connection:
         try:
             self.send_through(self.testbed.ping)
         except (Failure, ndpy.NdpyError) as error:
-            raise Failure(f"another connection of the same adapter does not work any more: {error}") from error
+            raise Failure(f"another connection of the same adapter no longer works: {error}") from error
 
 
 class Testbed:
@@ -248,7 +248,7 @@ class Testbed:
 
     @property
     def has_no_peer(self) -> bool:
-        """Whether there is no peer, and none is started or called any more."""
+        """Whether there is no peer, and no more is started or called."""
         return self._peer is None and self._peer_starts >= _MAX_PEER_STARTS
 
     def lose_peer(self, reason: str) -> None:
