@@ -236,10 +236,10 @@ def rdma_faults(request: pytest.FixtureRequest, rdma_adapter_name: str, rdma_env
     """`adapter = rdma_faults(Fault("status", operation="send", nth=3, status="RETRY_EXC_ERR"))` opens an adapter with
     faults of ndpy.faults, for one test.
 
-    The whole process has the faults from then on, also adapters that were open before, and so have the peers and
-    programs that the test starts later. They end with the test. Its report says which faults fired, and where. A test
-    that ends well while one has never fired fails, unless allow_unfired=True was given.
-    Needs soft0, which --rdma soft takes on Linux, and is skipped elsewhere.
+    The whole process has the faults from then on, on soft0 also adapters that were open before, and so have the peers
+    and programs that the test starts later. They end with the test. Its report says which faults fired, and where. A
+    test that ends well while one has never fired fails, unless allow_unfired=True was given.
+    Needs soft0 or softnd, which --rdma soft takes, and is skipped elsewhere.
     """
     from ndpy.testing.faulty import Faults
 

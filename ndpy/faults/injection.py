@@ -10,16 +10,19 @@ from pathlib import Path
 from types import TracebackType
 
 from ndpy.errors import ProviderNotFoundError
-from ndpy.faults import places
+from ndpy.faults import kinds, places
 from ndpy.faults.places import Passages
 from ndpy.faults.report import Report
 from ndpy.faults.scenario import Scenario
+from ndpy.platforms.networkdirect import softnd_installation
 from ndpy.platforms.verbs import softverbs
 
 #: The environment variable with the path of a scenario in the plain form.
 VARIABLE = "NDPY_FAULTS"
 #: The executor for the libraries of any adapter, by LD_PRELOAD.
 SHIM = "libndpyfaults.so"
+# The environment variable with the path of the NetworkDirect provider that ndpy uses.
+_PROVIDER = "NDPY_PROVIDER"
 
 
 class Injection:
@@ -27,25 +30,29 @@ class Injection:
 
     Parameters:
         scenario: it.
-        executor: "engine" or "shim".
+        executor: "engine", "shim" or "softnd". Default: "engine", on Windows "softnd".
         counting: whether counts() is wanted.
     Raises:
         ScenarioError: the executor cannot make one of the faults.
         ProviderNotFoundError: this installation has no such executor.
     """
 
-    def __init__(self, scenario: Scenario, executor: str = "engine", *, counting: bool = False) -> None:
+    def __init__(self, scenario: Scenario, executor: str = kinds.HERE[0], *, counting: bool = False) -> None:
         scenario.check_for(executor)
+        if executor not in kinds.HERE:
+            raise ProviderNotFoundError(f"{executor} makes no faults on this system; {kinds.one_of(kinds.HERE)} does")
         self._scenario = scenario
         self._executor = executor
         if executor == "shim" and not (shim := softverbs.folder() / SHIM).is_file():
             raise ProviderNotFoundError(f"this installation has no shim: there is no {shim}")
+        if executor == "softnd":
+            self._provider = os.environ.get(_PROVIDER) or str(softnd_installation.find())
         self._folder = Path(tempfile.mkdtemp(prefix="ndpy-faults-"))
         self._report = self._folder / "report"
         self._counts = self._folder / "counts" if counting else None
         #: The file in the plain form.
         self.path = self._folder / "scenario"
-        self.path.write_text(scenario.plain(executor, self._report, self._counts), "utf-8")
+        self.path.write_text(scenario.plain(executor, self._report, self._counts), "utf-8", newline="\n")
 
     def __enter__(self) -> Injection:
         return self
@@ -56,11 +63,13 @@ class Injection:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def environment(self, former: Mapping[str, str] | None = None) -> dict[str, str]:
-        """An environment, by default that of this process, with the scenario. With "engine", soft0 is the adapter of
-        programs that have it.
+        """An environment, by default that of this process, with the scenario. With "engine" soft0, and with "softnd" softnd
+        is the adapter of programs that have it.
         """
         made = dict(os.environ if former is None else former)
-        if self._executor == "engine":
+        if self._executor == "softnd":
+            made[_PROVIDER] = self._provider
+        elif self._executor == "engine":
             made = softverbs.environment(softverbs.folder(), made)
         else:
             shim = str(softverbs.folder() / SHIM)

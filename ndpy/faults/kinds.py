@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: Who makes the faults of a scenario: the engine of soft0, or the shim that is loaded over any adapter's libraries.
-EXECUTORS = ("engine", "shim")
-_ALL = EXECUTORS
-_ENGINE = ("engine",)
+#: Who makes the faults of a scenario: the engine of soft0, the shim that is loaded over any adapter's libraries, or softnd,
+#: which is the same engine behind NetworkDirect.
+EXECUTORS = ("engine", "shim", "softnd")
+_VERBS = ("engine", "shim")
+#: Those for the programs of this system, the usual one first.
+HERE = ("softnd",) if sys.platform == "win32" else _VERBS
 _SHIM = ("shim",)
+#: The only error number of calls of softnd. It stands for the status of a full adapter or queue.
+SOFTND_ERRNO = "ENOMEM"
 
 MOST = 2**63 - 1
 DAY_MS = 86_400_000
@@ -53,16 +58,26 @@ class Call:
         errnos: what drivers and kernels return, the most usual one first.
         reference: the page of the manual.
         of_queue_pair: its calls are counted for each queue pair, otherwise for the process.
-        limited: who can limit how many of its objects there are. Empty: it makes none of which there is a limited number.
-        executors: who can make its calls fail.
+        limited: whether it makes objects of which there is a limited number.
+        executors: which of the executors for programs that use verbs can make its calls faulty.
+        softnd: "slow" if softnd can make its calls slow, "full" if it can also make them fail as if the adapter or the
+            queue were full. "": NetworkDirect has no such call.
     """
 
     name: str
     errnos: tuple[str, ...]
     reference: str
     of_queue_pair: bool = False
-    limited: tuple[str, ...] = ()
-    executors: tuple[str, ...] = _ALL
+    limited: bool = False
+    executors: tuple[str, ...] = _VERBS
+    softnd: str = ""
+
+    def who(self, do: str) -> tuple[str, ...]:
+        """The executors that can make a fault of this kind at its calls."""
+        if do == "limit" and not self.limited:
+            return ()
+        softnd = self.softnd == "full" or (self.softnd == "slow" and do == "slow")
+        return (*self.executors, *(("softnd",) if softnd else ()))
 
 
 @dataclass(frozen=True)
@@ -79,7 +94,7 @@ class Status:
     name: str
     operations: tuple[str, ...]
     reference: str
-    executors: tuple[str, ...] = _ALL
+    executors: tuple[str, ...] = EXECUTORS
 
 
 @dataclass(frozen=True)
@@ -92,9 +107,9 @@ class Kind:
         meaning: what happens.
         afterwards: the state in which the adapter is then.
         reference: the rule or the driver that shows that this happens.
-        executors: who can do it.
         values: names of its values. All have to be given.
         optional: names of further values.
+        refused: (executor, why it cannot do it).
     """
 
     at: str
@@ -102,9 +117,15 @@ class Kind:
     meaning: str
     afterwards: str
     reference: str
-    executors: tuple[str, ...] = _ALL
     values: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def executors(self) -> tuple[str, ...]:
+        """Who can do it."""
+        cannot = [name for name, _ in self.refused]
+        return tuple(name for name in EXECUTORS if name not in cannot)
 
 
 #: Their order is that of enum fault_call in softrdma/faults/scenario.h, where the first has the number 1.
@@ -113,46 +134,52 @@ CALLS = (
     Call("query_device", ("EIO", "ENOMEM"), "ibv_query_device(3)"),
     Call("query_port", ("EIO", "EINVAL"), "ibv_query_port(3)"),
     Call("query_gid", ("EIO", "EINVAL"), "ibv_query_gid(3)"),
-    Call("alloc_pd", ("ENOMEM", "ENOSPC"), "ibv_alloc_pd(3)", limited=_ALL),
-    Call("reg_mr", ("ENOMEM", "EINVAL", "EFAULT", "EPERM", "EAGAIN", "EOPNOTSUPP"), "ibv_reg_mr(3)", limited=_ALL),
-    Call("dereg_mr", ("EBUSY", "EINVAL"), "ibv_dereg_mr(3)"),
-    Call("alloc_mw", ("ENOMEM", "EOPNOTSUPP"), "ibv_alloc_mw(3)", limited=_ALL),
-    Call("create_comp_channel", ("EMFILE", "ENOMEM"), "ibv_create_comp_channel(3)", limited=_ALL),
-    Call("create_cq", ("ENOMEM", "EINVAL", "ENOSPC"), "ibv_create_cq(3)", limited=_ALL),
-    Call("resize_cq", ("ENOMEM", "EINVAL", "ENOSYS"), "ibv_resize_cq(3)"),
-    Call("create_srq", ("ENOMEM", "EINVAL", "ENOSPC", "EOPNOTSUPP"), "ibv_create_srq(3)", limited=_ALL),
-    Call("create_qp", ("ENOMEM", "EINVAL", "ENOSPC", "EPERM"), "ibv_create_qp(3)", limited=_ALL),
+    Call("alloc_pd", ("ENOMEM", "ENOSPC"), "ibv_alloc_pd(3)", limited=True),
+    Call(
+        "reg_mr",
+        ("ENOMEM", "EINVAL", "EFAULT", "EPERM", "EAGAIN", "EOPNOTSUPP"),
+        "ibv_reg_mr(3)",
+        limited=True,
+        softnd="full",
+    ),
+    Call("dereg_mr", ("EBUSY", "EINVAL"), "ibv_dereg_mr(3)", softnd="slow"),
+    Call("alloc_mw", ("ENOMEM", "EOPNOTSUPP"), "ibv_alloc_mw(3)", limited=True, softnd="full"),
+    Call("create_comp_channel", ("EMFILE", "ENOMEM"), "ibv_create_comp_channel(3)", limited=True),
+    Call("create_cq", ("ENOMEM", "EINVAL", "ENOSPC"), "ibv_create_cq(3)", limited=True, softnd="full"),
+    Call("resize_cq", ("ENOMEM", "EINVAL", "ENOSYS"), "ibv_resize_cq(3)", softnd="full"),
+    Call("create_srq", ("ENOMEM", "EINVAL", "ENOSPC", "EOPNOTSUPP"), "ibv_create_srq(3)", limited=True, softnd="full"),
+    Call("create_qp", ("ENOMEM", "EINVAL", "ENOSPC", "EPERM"), "ibv_create_qp(3)", limited=True, softnd="full"),
     Call("modify_qp", ("EINVAL", "ENOMEM", "ETIMEDOUT", "EIO"), "ibv_modify_qp(3)", of_queue_pair=True),
     Call("query_qp", ("EIO", "EINVAL"), "ibv_query_qp(3)", of_queue_pair=True),
     Call(
         "create_ah",
         ("ENOMEM", "EINVAL", "ETIMEDOUT", "EHOSTUNREACH"),
         "ibv_create_ah(3)",
-        limited=_SHIM,
+        limited=True,
         executors=_SHIM,
     ),
-    Call("post_send", ("ENOMEM", "EINVAL", "EIO", "EFAULT"), "ibv_post_send(3)", of_queue_pair=True),
-    Call("post_recv", ("ENOMEM", "EINVAL", "EIO", "EFAULT"), "ibv_post_recv(3)", of_queue_pair=True),
-    Call("post_srq_recv", ("ENOMEM", "EINVAL", "EIO", "EFAULT"), "ibv_post_srq_recv(3)"),
+    Call("post_send", ("ENOMEM", "EINVAL", "EIO", "EFAULT"), "ibv_post_send(3)", of_queue_pair=True, softnd="full"),
+    Call("post_recv", ("ENOMEM", "EINVAL", "EIO", "EFAULT"), "ibv_post_recv(3)", of_queue_pair=True, softnd="full"),
+    Call("post_srq_recv", ("ENOMEM", "EINVAL", "EIO", "EFAULT"), "ibv_post_srq_recv(3)", softnd="full"),
     Call("poll_cq", ("EIO", "EINVAL"), "ibv_poll_cq(3)"),
-    Call("req_notify_cq", ("EIO", "EINVAL"), "ibv_req_notify_cq(3)"),
+    Call("req_notify_cq", ("EIO", "EINVAL"), "ibv_req_notify_cq(3)", softnd="slow"),
     Call("get_cq_event", ("EINTR", "EIO"), "ibv_get_cq_event(3)"),
     Call("get_async_event", ("EINTR", "EIO"), "ibv_get_async_event(3)"),
-    Call("rdma_create_event_channel", ("ENODEV", "EMFILE", "ENOMEM"), "rdma_create_event_channel(3)", limited=_ALL),
-    Call("rdma_create_id", ("ENOMEM", "ENODEV"), "rdma_create_id(3)", limited=_ALL),
+    Call("rdma_create_event_channel", ("ENODEV", "EMFILE", "ENOMEM"), "rdma_create_event_channel(3)", limited=True),
+    Call("rdma_create_id", ("ENOMEM", "ENODEV"), "rdma_create_id(3)", limited=True, softnd="full"),
     Call("rdma_bind_addr", ("EADDRINUSE", "EADDRNOTAVAIL", "ENODEV", "EACCES"), "rdma_bind_addr(3)"),
     Call("rdma_resolve_addr", ("ENODEV", "ENETUNREACH", "EHOSTUNREACH"), "rdma_resolve_addr(3)"),
     Call("rdma_resolve_route", ("EINVAL", "EHOSTUNREACH", "ETIMEDOUT"), "rdma_resolve_route(3)"),
-    Call("rdma_create_qp", ("ENOMEM", "EINVAL", "ENOSPC", "EPERM"), "rdma_create_qp(3)", limited=_ALL),
+    Call("rdma_create_qp", ("ENOMEM", "EINVAL", "ENOSPC", "EPERM"), "rdma_create_qp(3)", limited=True),
     Call("rdma_listen", ("EADDRINUSE", "ENOMEM", "EINVAL"), "rdma_listen(3)"),
-    Call("rdma_get_request", ("EINVAL", "ENOMEM"), "rdma_get_request(3)"),
-    Call("rdma_connect", ("EINVAL", "ENOMEM", "ENETUNREACH", "ECONNREFUSED"), "rdma_connect(3)"),
-    Call("rdma_accept", ("EINVAL", "ENOMEM", "ECONNRESET"), "rdma_accept(3)"),
+    Call("rdma_get_request", ("EINVAL", "ENOMEM"), "rdma_get_request(3)", softnd="slow"),
+    Call("rdma_connect", ("EINVAL", "ENOMEM", "ENETUNREACH", "ECONNREFUSED"), "rdma_connect(3)", softnd="slow"),
+    Call("rdma_accept", ("EINVAL", "ENOMEM", "ECONNRESET"), "rdma_accept(3)", softnd="slow"),
     Call("rdma_reject", ("EINVAL", "ENOMEM"), "rdma_reject(3)"),
-    Call("rdma_disconnect", ("EINVAL",), "rdma_disconnect(3)"),
-    Call("rdma_get_cm_event", ("EINTR", "ENOMEM", "EIO"), "rdma_get_cm_event(3)"),
-    Call("cancel", ("EINTR",), "IND2Overlapped::CancelOverlappedRequests", executors=_ENGINE),
-    Call("rdma_establish", ("EINVAL", "ECONNRESET"), "rdma_establish(3)"),
+    Call("rdma_disconnect", ("EINVAL",), "rdma_disconnect(3)", softnd="slow"),
+    Call("rdma_get_cm_event", ("EINTR", "ENOMEM", "EIO"), "rdma_get_cm_event(3)", softnd="slow"),
+    Call("cancel", ("EINTR",), "IND2Overlapped::CancelOverlappedRequests", executors=(), softnd="slow"),
+    Call("rdma_establish", ("EINVAL", "ECONNRESET"), "rdma_establish(3)", softnd="slow"),
 )
 #: The numbers of the present system, of the names that every call can have.
 ERRNOS = (
@@ -190,6 +217,11 @@ VALUES = (
     Number("bytes", 0, MOST, "so many bytes are sent before"),
     Data("data", 256, "private data, which the program gets with the rejection"),
 )
+
+_NOT_THE_SHIM = (("shim", "what is on its way is the driver's, which no library sees"),)
+_NO_EVENTS = (("softnd", "NetworkDirect has no events of the adapter"),)
+_NO_ALTERNATE_PATH = tuple((name, "a connection of soft0 and softnd has one path") for name in ("engine", "softnd"))
+_UNSEEN = tuple((name, "a reliable connection delivers each message once and in order") for name in EXECUTORS)
 
 KINDS = (
     # ---- calls ----
@@ -236,12 +268,12 @@ KINDS = (
     # ---- messages ----
     Kind(
         "message", "delay", "the message is sent ms later", "as usual", "a congested network",
-        values=("ms",), executors=_ENGINE,
+        values=("ms",), refused=_NOT_THE_SHIM,
     ),
     Kind(
         "message", "split", "the message arrives in pieces of the MTU, with a pause between them",
         "as usual; a program that looks into the memory before the completion sees a part",
-        "IBTA vol. 1, 9.5: the data is there at the completion, not before; ibv_query_qp_data_in_order(3)", executors=_ENGINE,
+        "IBTA vol. 1, 9.5: the data is there at the completion, not before; ibv_query_qp_data_in_order(3)", refused=_NOT_THE_SHIM,
     ),
     Kind(
         "message", "corrupt", "one byte of the data is wrong", "as usual: no status tells of it",
@@ -263,7 +295,7 @@ KINDS = (
     Kind(
         "connection", "lose", "the connection is lost when so many bytes were sent, or at once",
         "the queue pair is in the error state, and its outstanding requests are flushed",
-        "RFC 5044, 8.2; rdma_get_cm_event(3): RDMA_CM_EVENT_DISCONNECTED", optional=("bytes",), executors=_ENGINE,
+        "RFC 5044, 8.2; rdma_get_cm_event(3): RDMA_CM_EVENT_DISCONNECTED", optional=("bytes",), refused=_NOT_THE_SHIM,
     ),
     Kind(
         "connection", "disconnect", "the peer disconnects when so many bytes were sent, or at once",
@@ -273,15 +305,15 @@ KINDS = (
     Kind(
         "connection", "mute", "the peer's host says nothing more when so many bytes were sent, or at once",
         "requests do not complete until the connection is given up", "a host that has lost its power",
-        optional=("bytes",), executors=_ENGINE,
+        optional=("bytes",), refused=_NOT_THE_SHIM,
     ),
     Kind(
         "connection", "duplicate", "packets come twice", "as usual: the service is reliable",
-        "IBTA vol. 1, 9.7.5.1.4", executors=(),
+        "IBTA vol. 1, 9.7.5.1.4", refused=_UNSEEN,
     ),
     Kind(
         "connection", "reorder", "packets come in another order", "as usual: the service is reliable",
-        "IBTA vol. 1, 9.7.5.1.3", executors=(),
+        "IBTA vol. 1, 9.7.5.1.3", refused=_UNSEEN,
     ),
     # ---- the adapter ----
     Kind(
@@ -292,7 +324,10 @@ KINDS = (
         "adapter", "port_up", "a port has its link again", "its state is active",
         f"IBTA vol. 1, 11.6.3; {_EVENTS}: IBV_EVENT_PORT_ACTIVE",
     ),
-    Kind("adapter", "gid_change", "the table of GIDs has changed", "as usual", f"{_EVENTS}: IBV_EVENT_GID_CHANGE"),
+    Kind(
+        "adapter", "gid_change", "the table of GIDs has changed", "as usual", f"{_EVENTS}: IBV_EVENT_GID_CHANGE",
+        refused=_NO_EVENTS,
+    ),
     Kind(
         "adapter", "queue_pair_fatal", "a queue pair fails as a whole",
         "the queue pair is in the error state, and its outstanding requests are flushed",
@@ -310,11 +345,12 @@ KINDS = (
     ),
     Kind(
         "adapter", "path_migrated", "a connection goes by its alternate path", "as usual",
-        f"IBTA vol. 1, 17.2.8; {_EVENTS}: IBV_EVENT_PATH_MIG", executors=_SHIM,
+        f"IBTA vol. 1, 17.2.8; {_EVENTS}: IBV_EVENT_PATH_MIG", refused=_NO_ALTERNATE_PATH,
     ),
     Kind(
         "adapter", "full_event_queue", "events of the adapter are lost", "as usual",
         "Linux drivers/infiniband/core/uverbs_main.c, ib_uverbs_async_handler(): no memory for an event loses it",
+        refused=_NO_EVENTS,
     ),
 )  # fmt: skip
 
@@ -331,14 +367,26 @@ def kinds_for(executor: str) -> list[Kind]:
     return [kind for kind in KINDS if executor in kind.executors]
 
 
-def can(executor: str, kind: Kind, call: str | None, status: str | None) -> bool:
-    """Whether an executor can make such a fault, at this call or with this status."""
-    if executor not in kind.executors:
-        return False
+def why_not(
+    executor: str, kind: Kind, call: str | None = None, status: str | None = None, errno: str | None = None
+) -> str:
+    """Why an executor cannot make such a fault, at this call, with this status or error number. "" if it can."""
+    refused = dict(kind.refused)
+    if executor in refused:
+        return refused[executor]
+    if executor == "softnd" and errno is not None and errno != SOFTND_ERRNO:
+        return f"its calls fail with {SOFTND_ERRNO} only, the status of a full adapter or queue"
     found = call_named(call) if call is not None else None
-    if found is not None and executor not in (found.limited if kind.do == "limit" else found.executors):
-        return False
-    return status is None or any(each.name == status and executor in each.executors for each in STATUSES)
+    if found is not None and executor not in found.who(kind.do):
+        if executor in found.who("slow"):
+            return f"{found.name} never finds the adapter full"
+        return f"{_INTERFACES[executor]} has no call {found.name}"
+    if status is not None and not any(each.name == status and executor in each.executors for each in STATUSES):
+        return f"its adapter never gives {status}"
+    return ""
+
+
+_INTERFACES = {"engine": "soft0", "shim": "verbs", "softnd": "NetworkDirect"}
 
 
 def value_named(name: str) -> Number | Word | Data:

@@ -94,6 +94,10 @@ class Fault:
         """The row of the table of kinds."""
         return next(kind for kind in kinds.kinds_named(self.do) if kind.at == self.at)
 
+    def why_not(self, executor: str) -> str:
+        """Why an executor ("engine", "shim" or "softnd") cannot make it. "" if it can."""
+        return kinds.why_not(executor, self.kind, self.call, self.status, self.errno)
+
     def words(self) -> list[tuple[str, str]]:
         """(name, value) of each field that is given, as in the plain form."""
         given = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
@@ -313,12 +317,15 @@ class Scenario:
         return cls(made, read.get("seed", 0))
 
     def check_for(self, executor: str) -> None:
-        """Raise ScenarioError if there is a fault that this executor ("engine" or "shim") cannot make."""
+        """Raise ScenarioError if there is a fault that this executor ("engine", "shim" or "softnd") cannot make."""
         for number, fault in enumerate(self.faults, 1):
-            able = [name for name in kinds.EXECUTORS if kinds.can(name, fault.kind, fault.call, fault.status)]
-            if executor not in able:
-                who = f"{able[0]} can" if able else "nobody can yet"
-                raise ScenarioError(f"fault {number}: {executor} cannot make it, {who}: {fault}", "do")
+            reasons = {name: fault.why_not(name) for name in kinds.EXECUTORS}
+            if reasons[executor]:
+                able = [name for name, reason in reasons.items() if not reason]
+                others = f"; {one_of(able)} can" if able else ""
+                raise ScenarioError(
+                    f"fault {number}: {executor} cannot make it, because {reasons[executor]}{others}: {fault}", "do"
+                )
 
     def plain(self, executor: str, report: Path | None = None, count: Path | None = None) -> str:
         """The text that the executors in C read."""

@@ -72,7 +72,7 @@ def _is_single(kind: Kind, place: Passages, executor: str) -> bool:
     call = kinds.call_named(place.name)
     if call is None:
         return True
-    return executor in call.executors and (not place.queue_pair or call.of_queue_pair)
+    return executor in call.who(kind.do) and (not place.queue_pair or call.of_queue_pair)
 
 
 def choose(found: Sequence[Group], most: int, seed: int) -> Iterator[Fault]:

@@ -11,7 +11,6 @@ import pytest
 import ndpy
 from ndpy.faults import Fault, Report, Scenario
 from ndpy.faults.injection import VARIABLE, Injection
-from ndpy.platforms.verbs import softverbs
 from ndpy.testing import session
 
 
@@ -25,8 +24,8 @@ class Faults:
     def __init__(self, adapter_name: str, environment: dict[str, str]) -> None:
         self._adapter_name = adapter_name
         self.failed = False
-        if adapter_name != softverbs.NAME:
-            pytest.skip(f"{adapter_name} has no faults: {softverbs.NAME} makes them, which --rdma soft takes on Linux")
+        if not session.makes_faults(adapter_name):
+            pytest.skip(f"{adapter_name} has no faults: soft0 and softnd make them, which --rdma soft takes")
         self._environment = environment
         self._injection: Injection | None = None
         self._stack = contextlib.ExitStack()
@@ -35,8 +34,8 @@ class Faults:
     def __call__(self, *faults: Fault, seed: int = 0, allow_unfired: bool = False) -> ndpy.Adapter:
         """Return an adapter with these faults, open until the test ends.
 
-        The process's other adapters have them too until then, and so have the programs and peers that the test starts.
-        Each process counts for itself.
+        The process's other adapters have them too until then: those of soft0 all, those of softnd if they are opened
+        later. So have the programs and peers that the test starts. Each process counts for itself.
 
         Parameters:
             faults: of a scenario.
@@ -48,7 +47,7 @@ class Faults:
         if self._injection is not None:
             raise RuntimeError("a test has one scenario: give all faults to one call of rdma_faults()")
         self._allow_unfired = allow_unfired
-        self._injection = self._stack.enter_context(Injection(Scenario(faults, seed), "engine"))
+        self._injection = self._stack.enter_context(Injection(Scenario(faults, seed)))
         path = str(self._injection.path)
         # Adapters look for it when they are opened.
         self._stack.callback(_set, os.environ.get(VARIABLE))

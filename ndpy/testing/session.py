@@ -52,6 +52,11 @@ def _soft() -> str:
     return "softnd0"
 
 
+def makes_faults(name: str) -> bool:
+    """Whether an adapter makes the faults of a scenario itself."""
+    return name == softverbs.NAME if sys.platform == "linux" else _info(name).driver == softnd_installation.DLL
+
+
 def require(item: pytest.Item) -> bool:
     """What the marker of a test asks for. Skips if the adapter lacks it, and fails if there is no adapter.
 

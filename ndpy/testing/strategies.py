@@ -31,7 +31,7 @@ def faults(
 
     Parameters:
         do: names of kinds. Default: every kind that the executor can make.
-        executor: "engine" or "shim".
+        executor: "engine", "shim" or "softnd".
         most: the greatest nth.
         calls: names of calls at which there are faults. Default: all.
         operations: names of operations. Default: all.
@@ -39,8 +39,8 @@ def faults(
     found = [kind for kind in kinds.kinds_for(executor) if not do or kind.do in do]
     if not found:
         raise ValueError(f"{executor} makes no faults of these kinds: {', '.join(do)}")
-    strategy = st.sampled_from(found).flatmap(lambda kind: _of(kind, most, calls, operations))
-    return strategy.filter(lambda fault: kinds.can(executor, fault.kind, fault.call, fault.status))
+    strategy = st.sampled_from(found).flatmap(lambda kind: _of(kind, executor, most, calls, operations))
+    return strategy.filter(lambda fault: not fault.why_not(executor))
 
 
 def scenarios(of: st.SearchStrategy[Fault] | None = None, *, max_faults: int = 3) -> st.SearchStrategy[Scenario]:
@@ -54,12 +54,14 @@ def scenarios(of: st.SearchStrategy[Fault] | None = None, *, max_faults: int = 3
     return st.builds(Scenario, listed, st.integers(0, 2**64 - 1))
 
 
-def _of(kind: Kind, most: int, calls: Sequence[str], operations: Sequence[str]) -> st.SearchStrategy[Fault]:
+def _of(
+    kind: Kind, executor: str, most: int, calls: Sequence[str], operations: Sequence[str]
+) -> st.SearchStrategy[Fault]:
     given: dict[str, st.SearchStrategy[object]] = {"at": st.just(kind.at)}
     if kind.do != "limit":
         given["nth"] = st.integers(1, most)
     if kind.at == "call":
-        names = [call.name for call in kinds.CALLS if call.limited or kind.do != "limit"]
+        names = [call.name for call in kinds.CALLS if executor in call.who(kind.do)]
         given["call"] = st.sampled_from([name for name in names if not calls or name in calls] or names)
     if kind.at in ("request", "message") and kind.do != "late_receive":
         given["operation"] = st.sampled_from(list(operations or kinds.OPERATIONS))
@@ -78,6 +80,8 @@ def _of(kind: Kind, most: int, calls: Sequence[str], operations: Sequence[str]) 
         )
     for name in (*kind.values, *kind.optional):
         given[name] = _value(kinds.value_named(name))
+    if executor == "softnd" and kind.do == "errno":
+        given["errno"] = st.just(kinds.SOFTND_ERRNO)
     return st.builds(Fault, st.just(kind.do), **given)
 
 

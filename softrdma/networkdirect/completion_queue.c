@@ -76,7 +76,8 @@ HRESULT STDMETHODCALLTYPE nd_cq_resize(IND2CompletionQueue *self, ULONG depth)
         return ND_DEVICE_REMOVED;
     if (depth == 0 || depth > MAX_CQ_DEPTH)
         return ND_INVALID_PARAMETER;
-    return cq_resize(cq, depth);
+    HRESULT status = nd_call_fault(cq->object.adapter, PLACE_CALL_RESIZE_CQ);
+    return status == ND_SUCCESS ? cq_resize(cq, depth) : status;
 }
 
 HRESULT notify_affinity(const struct adapter *adapter, USHORT group, KAFFINITY affinity, USHORT *out_group,
@@ -128,9 +129,12 @@ HRESULT nd_cq_new(struct adapter *adapter, const struct object_view *as, HANDLE 
                   void **out)
 {
     struct completion_queue *cq;
-    struct nd_completion_queue *face = com_new(sizeof *face, as);
-    HRESULT status = com_open(face, file);
+    HRESULT status = nd_call_fault(adapter, PLACE_CALL_CREATE_CQ);
 
+    if (status != ND_SUCCESS)
+        return status;
+    struct nd_completion_queue *face = com_new(sizeof *face, as);
+    status = com_open(face, file);
     if (status == ND_SUCCESS) {
         face->affinity = affinity;
         status = cq_create(adapter, depth, face, &cq);

@@ -459,13 +459,16 @@ struct nd_connector *nd_connector_from(IUnknown *pointer, const struct adapter *
 
 HRESULT nd_connector_new(struct adapter *adapter, const struct object_view *as, HANDLE file, void **out)
 {
+    HRESULT status = nd_call_fault(adapter, PLACE_CALL_RDMA_CREATE_ID);
+    if (status != ND_SUCCESS)
+        return status;
     struct nd_connector *connector = calloc(1, sizeof *connector);
     if (connector == NULL)
         return ND_NO_MEMORY;
     connector->socket = NO_SOCKET;
     connector->version1 = as != &view;
     com_start(&connector->com, as);
-    HRESULT status = source_open(&connector->com.source, file);
+    status = source_open(&connector->com.source, file);
     if (status == ND_SUCCESS && !connector_start(&connector->connector, &class, adapter, &owner, connector))
         status = ND_INSUFFICIENT_RESOURCES;
     if (status != ND_SUCCESS) {

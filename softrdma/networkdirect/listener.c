@@ -1,6 +1,7 @@
 #include "listener.h"
 #include "addresses.h"
 #include "nd_connector.h"
+#include "nd_objects.h"
 #include "trace.h"
 
 #include <stdlib.h>
@@ -338,6 +339,9 @@ struct object *listener_object(struct listener *listener)
 
 HRESULT listener_new(struct adapter *adapter, const struct object_view *as, HANDLE file, void **out)
 {
+    HRESULT status = nd_call_fault(adapter, PLACE_CALL_RDMA_CREATE_ID);
+    if (status != ND_SUCCESS)
+        return status;
     struct listener *listener = calloc(1, sizeof *listener);
     if (listener == NULL)
         return ND_NO_MEMORY;
@@ -347,7 +351,7 @@ HRESULT listener_new(struct adapter *adapter, const struct object_view *as, HAND
     listener->accept_io.done = accept_done;
     listener->com.source.abandoned = request_abandoned;
     com_start(&listener->com, as);
-    HRESULT status = source_open(&listener->com.source, file);
+    status = source_open(&listener->com.source, file);
     if (status == ND_SUCCESS && !object_start(&listener->object, &class, adapter, NULL))
         status = ND_INSUFFICIENT_RESOURCES;
     if (status != ND_SUCCESS) {

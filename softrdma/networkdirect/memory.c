@@ -15,7 +15,7 @@ static HRESULT STDMETHODCALLTYPE region_register(IND2MemoryRegion *self, const v
         return ND_DEVICE_REMOVED;
     if (overlapped == NULL)
         return ND_INVALID_PARAMETER;
-    HRESULT status = nd_registration_fault(region->object.adapter);
+    HRESULT status = nd_call_fault(region->object.adapter, PLACE_CALL_REG_MR);
     if (status == ND_SUCCESS)
         status = region_begin(region, buffer, size, (uintptr_t)buffer, flags);
     if (status != ND_SUCCESS)
@@ -139,6 +139,8 @@ HRESULT STDMETHODCALLTYPE nd_window_create(IND2Adapter *self, REFIID iid, void *
     struct window *window;
     HRESULT status = nd_adapter_check(self, &window_view, iid, out);
 
+    if (status == ND_SUCCESS)
+        status = nd_call_fault(adapter, PLACE_CALL_ALLOC_MW);
     if (status != ND_SUCCESS)
         return status;
     struct nd_window *face = com_new(sizeof *face, &window_view);

@@ -71,8 +71,16 @@ HRESULT STDMETHODCALLTYPE nd_region_create(IND2Adapter *self, REFIID iid, HANDLE
 HRESULT nd_region_new(struct adapter *adapter, ND_MR_HANDLE *handle_out, struct region **out);
 HRESULT STDMETHODCALLTYPE nd_window_create(IND2Adapter *self, REFIID iid, void **out);
 
-/* faults.c: a registration fails by a fault, or ND_SUCCESS. */
-HRESULT nd_registration_fault(const struct adapter *adapter);
+/* faults.c: with what a call fails by a fault, or ND_SUCCESS. Waits if it is slow. Without locks. */
+HRESULT nd_ask_fault(const struct adapter *adapter, enum fault_call call, uint32_t queue_pair);
+static inline HRESULT nd_call_fault(const struct adapter *adapter, enum fault_call call)
+{
+    return adapter->faults != NULL ? nd_ask_fault(adapter, call, 0) : ND_SUCCESS;
+}
+static inline HRESULT nd_post_fault(const struct queue_pair *qp, enum fault_call call)
+{
+    return qp->object.adapter->faults != NULL ? nd_ask_fault(qp->object.adapter, call, qp->number) : ND_SUCCESS;
+}
 
 /* completion_queue.c */
 HRESULT STDMETHODCALLTYPE nd_cq_create(IND2Adapter *self, REFIID iid, HANDLE file, ULONG depth, USHORT group,
@@ -97,6 +105,11 @@ HRESULT nd_qp_create(struct adapter *adapter, REFIID iid, struct completion_queu
 HRESULT nd_qp_new(struct adapter *adapter, const struct object_view *as, struct completion_queue *receive_cq,
                   struct completion_queue *initiator_cq, struct shared_queue *srq, void *context,
                   const struct queue_pair_limits *limits, struct object *owner, void **out);
+/* As the engine's functions, after the call's faults. */
+HRESULT nd_post_data(struct queue_pair *qp, struct operation *operation, const ND2_SGE *sge, ULONG sge_count);
+HRESULT nd_post_bind(struct queue_pair *qp, struct operation *operation, struct region *region, struct window *window,
+                     const void *buffer, SIZE_T size);
+HRESULT nd_receive(struct queue_pair *qp, void *context, const ND2_SGE *sge, ULONG sge_count);
 HRESULT STDMETHODCALLTYPE nd_qp_flush(IND2QueuePair *self);
 HRESULT STDMETHODCALLTYPE nd_qp_invalidate(IND2QueuePair *self, void *context, IUnknown *window_pointer, ULONG flags);
 

@@ -1,5 +1,24 @@
 #include "nd_objects.h"
 
+HRESULT nd_post_data(struct queue_pair *qp, struct operation *operation, const ND2_SGE *sge, ULONG sge_count)
+{
+    HRESULT status = nd_post_fault(qp, PLACE_CALL_POST_SEND);
+    return status == ND_SUCCESS ? qp_post_data(qp, operation, sge, sge_count) : status;
+}
+
+HRESULT nd_post_bind(struct queue_pair *qp, struct operation *operation, struct region *region, struct window *window,
+                     const void *buffer, SIZE_T size)
+{
+    HRESULT status = nd_post_fault(qp, PLACE_CALL_POST_SEND);
+    return status == ND_SUCCESS ? qp_post_bind(qp, operation, region, window, (uintptr_t)buffer, size) : status;
+}
+
+HRESULT nd_receive(struct queue_pair *qp, void *context, const ND2_SGE *sge, ULONG sge_count)
+{
+    HRESULT status = nd_post_fault(qp, PLACE_CALL_POST_RECV);
+    return status == ND_SUCCESS ? qp_receive(qp, context, sge, sge_count) : status;
+}
+
 static HRESULT STDMETHODCALLTYPE qp_send(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
                                          ULONG flags)
 {
@@ -8,7 +27,7 @@ static HRESULT STDMETHODCALLTYPE qp_send(IND2QueuePair *self, void *context, con
     if ((flags & ~(ULONG)(FENCE_AND_SILENT | ND_OP_FLAG_SEND_AND_SOLICIT_EVENT | ND_OP_FLAG_INLINE)) != 0)
         return ND_INVALID_PARAMETER_4;
     operation_begin(&operation, context, Nd2RequestTypeSend, flags);
-    return qp_post_data(qp_of(self), &operation, sge, sge_count);
+    return nd_post_data(qp_of(self), &operation, sge, sge_count);
 }
 
 static HRESULT transfer(IND2QueuePair *self, ND2_REQUEST_TYPE type, void *context, const ND2_SGE *sge, ULONG sge_count,
@@ -21,7 +40,7 @@ static HRESULT transfer(IND2QueuePair *self, ND2_REQUEST_TYPE type, void *contex
     operation_begin(&operation, context, type, flags);
     operation.remote_address = remote_address;
     operation.remote_token = remote_token;
-    return qp_post_data(qp_of(self), &operation, sge, sge_count);
+    return nd_post_data(qp_of(self), &operation, sge, sge_count);
 }
 
 static HRESULT STDMETHODCALLTYPE qp_read(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
@@ -52,7 +71,7 @@ static HRESULT STDMETHODCALLTYPE qp_bind(IND2QueuePair *self, void *context, IUn
     if (window == NULL)
         return ND_INVALID_PARAMETER_3;
     operation_begin(&operation, context, Nd2RequestTypeBind, flags);
-    return qp_post_bind(qp_of(self), &operation, region, window, (uintptr_t)buffer, size);
+    return nd_post_bind(qp_of(self), &operation, region, window, buffer, size);
 }
 
 HRESULT STDMETHODCALLTYPE nd_qp_invalidate(IND2QueuePair *self, void *context, IUnknown *window_pointer, ULONG flags)
@@ -65,13 +84,14 @@ HRESULT STDMETHODCALLTYPE nd_qp_invalidate(IND2QueuePair *self, void *context, I
     if (window == NULL)
         return ND_INVALID_PARAMETER_2;
     operation_begin(&operation, context, Nd2RequestTypeInvalidate, flags);
-    return qp_post_invalidate(qp_of(self), &operation, window);
+    HRESULT status = nd_post_fault(qp_of(self), PLACE_CALL_POST_SEND);
+    return status == ND_SUCCESS ? qp_post_invalidate(qp_of(self), &operation, window) : status;
 }
 
 static HRESULT STDMETHODCALLTYPE qp_post_receive(IND2QueuePair *self, void *context, const ND2_SGE *sge,
                                                  ULONG sge_count)
 {
-    return qp_receive(qp_of(self), context, sge, sge_count);
+    return nd_receive(qp_of(self), context, sge, sge_count);
 }
 
 HRESULT STDMETHODCALLTYPE nd_qp_flush(IND2QueuePair *self)
@@ -98,11 +118,15 @@ HRESULT nd_qp_new(struct adapter *adapter, const struct object_view *as, struct 
                   struct completion_queue *initiator_cq, struct shared_queue *srq, void *context,
                   const struct queue_pair_limits *limits, struct object *owner, void **out)
 {
+    HRESULT status = nd_call_fault(adapter, PLACE_CALL_CREATE_QP);
     struct queue_pair *qp;
+
+    if (status != ND_SUCCESS)
+        return status;
     struct nd_queue_pair *face = com_new(sizeof *face, as);
-    HRESULT status =
-        face == NULL ? ND_NO_MEMORY
-                     : qp_create(adapter, adapter, receive_cq, initiator_cq, srq, context, limits, owner, face, &qp);
+    status = face == NULL
+                 ? ND_NO_MEMORY
+                 : qp_create(adapter, adapter, receive_cq, initiator_cq, srq, context, limits, owner, face, &qp);
 
     if (status == ND_SUCCESS)
         qp->number = faults_number_queue_pair(adapter->faults);

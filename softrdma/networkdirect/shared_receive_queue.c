@@ -9,7 +9,8 @@ void face_below_threshold(struct shared_queue *srq)
 static HRESULT STDMETHODCALLTYPE srq_post_receive(IND2SharedReceiveQueue *self, void *context, const ND2_SGE *sge,
                                                   ULONG sge_count)
 {
-    return srq_receive(srq_of(self), context, sge, sge_count);
+    HRESULT status = nd_call_fault(srq_of(self)->object.adapter, PLACE_CALL_POST_SRQ_RECV);
+    return status == ND_SUCCESS ? srq_receive(srq_of(self), context, sge, sge_count) : status;
 }
 
 static HRESULT STDMETHODCALLTYPE srq_change(IND2SharedReceiveQueue *self, ULONG depth, ULONG threshold)
@@ -75,6 +76,8 @@ HRESULT STDMETHODCALLTYPE nd_srq_create(IND2Adapter *self, REFIID iid, HANDLE fi
         return ND_INVALID_PARAMETER_3;
     if (max_sge > MAX_SGE)
         return ND_INVALID_PARAMETER_4;
+    if ((status = nd_call_fault(adapter, PLACE_CALL_CREATE_SRQ)) != ND_SUCCESS)
+        return status;
     struct com *com = com_new(sizeof *com, &view);
     status = com_open(com, file);
     if (status == ND_SUCCESS)

@@ -183,10 +183,10 @@ def test_a_fault_that_never_fired_is_an_error_unless_it_is_allowed(tmp_path, opt
     [
         ('[[fault]]\ndo = "silnt"\n', ["true"], 125, "line 2: 'silnt' is no kind of fault"),
         (
-            '[[fault]]\ndo = "reorder"\n',
+            '[[fault]]\ndo = "path_migrated"\n',
             ["true"],
             125,
-            "fault 1: engine cannot make it, nobody can yet: do=reorder",
+            "fault 1: engine cannot make it, because a connection of soft0 and softnd has one path; shim can: do=",
         ),
         ("", ["/nowhere/there"], 127, "/nowhere/there cannot be run"),
         ("", ["sh", "-c", "exit 7"], 7, "no faults"),

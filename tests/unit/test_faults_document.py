@@ -29,7 +29,7 @@ def table_of_kinds() -> str:
     text += row(*["---"] * 7)
     for kind in kinds.KINDS:
         values = ", ".join([*(f"`{name}`" for name in kind.values), *(f"[`{name}`]" for name in kind.optional)])
-        who = " ".join(kind.executors) or "nobody yet"
+        who = " ".join(kind.executors)
         text += row(kind.at, f"`{kind.do}`", values, kind.meaning, kind.afterwards, who, kind.reference)
     return text
 
@@ -41,12 +41,40 @@ def table_of_statuses() -> str:
     return text
 
 
+def table_of_refusals() -> str:
+    text = row("at", "do", "not by", "because") + row(*["---"] * 4)
+    for kind in kinds.KINDS:
+        for reason in dict.fromkeys(reason for _, reason in kind.refused):
+            who = [name for name, why in kind.refused if why == reason]
+            text += row(kind.at, f"`{kind.do}`", " ".join(who), reason)
+    return text
+
+
+def table_of_softnds_calls() -> str:
+    text = row("softnd", "calls") + row(*["---"] * 2)
+    for word, what in (
+        ("full", "`slow`; `errno` with `ENOMEM`; `limit` if the call makes objects"),
+        ("slow", "`slow`"),
+    ):
+        text += row(what, words(tuple(call.name for call in kinds.CALLS if call.softnd == word)))
+    return text
+
+
 def with_tables(text: str) -> str:
-    for name, table in (("kinds", table_of_kinds()), ("statuses", table_of_statuses())):
+    for name, make in TABLES.items():
+        table = make()
         text = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, t=table: m[1] + t + m[2], text, flags=re.DOTALL
         )
     return text
+
+
+TABLES = {
+    "kinds": table_of_kinds,
+    "refusals": table_of_refusals,
+    "softnd": table_of_softnds_calls,
+    "statuses": table_of_statuses,
+}
 
 
 def blocks(language: str) -> list[str]:

@@ -30,7 +30,7 @@ FLOORS = {
     "platforms.verbs": "errors vocabulary objects _verbs",
     "platforms.networkdirect": "errors vocabulary objects _networkdirect",
     "platforms": "errors vocabulary objects platforms.verbs platforms.networkdirect",
-    "faults": "errors platforms.verbs",
+    "faults": "errors platforms.verbs platforms.networkdirect",
     "problems": "",
     "aio": "errors vocabulary objects cache platforms",
     "ndpy": "errors vocabulary _core objects cache platforms aio",

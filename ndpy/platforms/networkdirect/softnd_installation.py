@@ -17,6 +17,7 @@ from ndpy import errors
 from ndpy.platforms.networkdirect import winsock_catalogue
 
 NAME = "softnd, NetworkDirect in software"
+DLL = "softnd.dll"
 # The GUIDs of softnd's two entries: a GUID stands for one provider (contract A.1.7). They are fixed, so that a second
 # registration finds the first.
 PROVIDER_ID = uuid.UUID("ec51208c-eea5-4ad2-84bb-6e8b078dd346")
@@ -36,7 +37,7 @@ def find(package: Path = _PACKAGE) -> Path:
     Raises ProviderNotFoundError, which says how to get it.
     """
     checkout = package.parent / "softrdma"
-    for path in (package / "networkdirect/softnd.dll", checkout / "build" / "softnd.dll"):
+    for path in (package / "networkdirect" / DLL, checkout / "build" / DLL):
         if path.is_file():
             return path
     if (checkout / "Makefile").is_file():

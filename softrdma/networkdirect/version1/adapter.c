@@ -101,7 +101,7 @@ static HRESULT STDMETHODCALLTYPE adapter_register(INDAdapter *self, const void *
     HRESULT status = nd_region_new(&adapter->base.adapter, out, &region);
     if (status != ND_SUCCESS)
         return status;
-    status = nd_registration_fault(&adapter->base.adapter);
+    status = nd_call_fault(&adapter->base.adapter, PLACE_CALL_REG_MR);
     if (status == ND_SUCCESS)
         status = region_begin(region, buffer, size, (uintptr_t)buffer,
                               ND_MR_FLAG_ALLOW_LOCAL_WRITE | ND_MR_FLAG_RDMA_READ_SINK);

@@ -56,9 +56,9 @@ static HRESULT post(struct queue_pair *qp, struct operation *operation, const st
     if (elements->count > qp->limits.initiator_sge)
         return ND_DATA_OVERRUN;
     if (operation->type == Nd2RequestTypeRead || !take_inline(qp, operation, elements))
-        return qp_post_data(qp, operation, elements->sge, elements->count);
+        return nd_post_data(qp, operation, elements->sge, elements->count);
     operation->flags |= ND_OP_FLAG_INLINE;
-    return qp_post_data(qp, operation, NULL, 0);
+    return nd_post_data(qp, operation, NULL, 0);
 }
 
 #define SEND_FLAGS (FENCE_AND_SILENT | ND_OP_FLAG_SEND_AND_SOLICIT_EVENT)
@@ -112,7 +112,7 @@ static HRESULT STDMETHODCALLTYPE endpoint_receive(INDEndpoint *self, ND_RESULT *
     HRESULT status = take_elements(&elements, sge, sge_count);
     if (status != ND_SUCCESS)
         return status;
-    return qp_receive(qp_of(self), result, elements.sge, elements.count);
+    return nd_receive(qp_of(self), result, elements.sge, elements.count);
 }
 
 /* Read and Write: checks the range against the peer's window descriptor, from the offset on. A range outside of it is
@@ -178,7 +178,7 @@ static HRESULT STDMETHODCALLTYPE endpoint_bind(INDEndpoint *self, ND_RESULT *res
     if (region == NULL)
         return ND_ACCESS_VIOLATION;
     operation_begin(&operation, result, Nd2RequestTypeBind, flags);
-    HRESULT status = qp_post_bind(qp, &operation, region, window, (uintptr_t)buffer, size);
+    HRESULT status = nd_post_bind(qp, &operation, region, window, buffer, size);
     object_drop(&region->object);
     if (status == ND_SUCCESS) {
         ND_MW_DESCRIPTOR descriptor = {htonll((uintptr_t)buffer), htonll(size), window_token(window)};

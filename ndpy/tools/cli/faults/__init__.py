@@ -36,11 +36,11 @@ _NO_ADAPTER = 125
 
 executor_option = click.option(
     "--executor",
-    type=click.Choice(kinds.EXECUTORS),
-    default="engine",
+    type=click.Choice(kinds.HERE),
+    default=kinds.HERE[0],
     show_default=True,
     help="engine: PROGRAM runs on soft0, whose engine makes the faults. shim: a library that is loaded before "
-    "libibverbs makes them, on the adapter that PROGRAM chooses.",
+    "libibverbs makes them, on the adapter that PROGRAM chooses. softnd, on Windows: softnd makes them.",
 )
 
 
@@ -80,7 +80,7 @@ def list_kinds(as_json: bool) -> None:
         ]
         click.echo(json.dumps(rows, indent=2))
         return
-    table = new_table("AT", "DO", "VALUES", "ENGINE", "SHIM", "WHAT HAPPENS")
+    table = new_table("AT", "DO", "VALUES", *(name.upper() for name in kinds.EXECUTORS), "WHAT HAPPENS")
     for kind in kinds.KINDS:
         can = ["yes" if name in kind.executors else "-" for name in kinds.EXECUTORS]
         table.add_row(kind.at, kind.do, kinds.values_text(kind), *can, kind.meaning)
