@@ -48,8 +48,13 @@ void face_notified(struct completion_queue *engine, nd_status status)
 {
     struct soft_cq *cq = engine->object.face;
 
-    if (status != ND_SUCCESS && !atomic_exchange(&cq->failed, true))
-        soft_async(soft_context(cq->ibv.context), IBV_EVENT_CQ_ERR, &cq->ibv);
+    /* One event of the adapter, and none of its channel: so do rxe_cq_post() and siw_sqe_complete() of Linux, and mlx5's
+     * hardware. IBTA 1.4, 11.6.3.1 has it among the affiliated asynchronous errors. */
+    if (status != ND_SUCCESS) {
+        if (!atomic_exchange(&cq->failed, true))
+            soft_async(soft_context(cq->ibv.context), IBV_EVENT_CQ_ERR, &cq->ibv);
+        return;
+    }
     if (cq->ibv.channel == NULL)
         return;
     struct soft_cq_event *event = atomic_exchange(&cq->spare, NULL);

@@ -6,6 +6,7 @@ import pytest
 from c_programs import run
 from kit.helpers import sample
 
+from ndpy.faults import kinds
 from ndpy.faults.injection import Injection
 from ndpy.faults.scenario import Fault, Scenario
 
@@ -48,3 +49,11 @@ ALIKE = [
 @pytest.mark.parametrize(("fault", "options"), sample(ALIKE, 9), ids=str)
 def test_both_have_the_same_completions(fault, options):
     assert seen("shim", [fault], options) == seen("engine", [fault], options)
+
+
+@pytest.mark.parametrize("executor", kinds.HERE)
+def test_a_completion_queue_that_fails_gives_its_channel_no_event(executor):
+    """rxe_cq_post() of Linux raises IBV_EVENT_CQ_ERR alone. The one event is of the other queue, which is flushed."""
+    with Injection(Scenario([Fault("completion_queue_error", nth=7)]), executor) as injection:
+        text = run("completions", "soft0", 0, 6, "events", "first=500", **injection.environment({}))
+    assert "\nevents 1\n" in text
