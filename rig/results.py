@@ -1,7 +1,7 @@
 """What JUnit result files say.
 
 report() prints the time of each file, its slowest test modules, each failed test with what pytest says of it, and one
-line for all. `python rig/results.py RESULTS README` writes the table of tested kernels into the README. RESULTS/kernels
+line for all. `python rig/results.py RESULTS PAGE` writes the table of tested kernels into a page. RESULTS/kernels
 has a line "SUITE VERSION FOLDER" for each kernel, and RESULTS/VERSION-smoke.xml and RESULTS/VERSION-contract.xml have
 its results. Rows of other suites stay as they are.
 """
@@ -73,10 +73,10 @@ def rows(folder: Path, day: datetime.date) -> dict[str, str]:
 
 
 def replace_table(text: str, new: dict[str, str]) -> str:
-    """The README with new rows in place of those of the same suites, the newest suite last."""
+    """The page with new rows in place of those of the same suites, the newest suite last."""
     before, mark, after = text.partition(BEGIN + "\n")
     if not mark:
-        raise SystemExit(f"the README has no line {BEGIN}")
+        raise SystemExit(f"the page has no line {BEGIN}")
     lines = after.splitlines(keepends=True)
     table = [line.rstrip("\n") for line in lines]
     end = next((place for place, line in enumerate(table) if not line.startswith("|")), len(table))
@@ -88,6 +88,6 @@ def replace_table(text: str, new: dict[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    results, readme = Path(sys.argv[1]), Path(sys.argv[2])
+    results, page = Path(sys.argv[1]), Path(sys.argv[2])
     today = datetime.datetime.now(tz=datetime.timezone.utc).date()
-    readme.write_text(replace_table(readme.read_text(encoding="utf-8"), rows(results, today)), encoding="utf-8")
+    page.write_text(replace_table(page.read_text(encoding="utf-8"), rows(results, today)), encoding="utf-8")

@@ -153,7 +153,7 @@ def kernels(suites: str, tests: str, allowed: int = 0) -> Steps:
 def table_of_kernels() -> Steps:
     yield from kernels(os.environ.get("KERNELS") or "stable testing unstable", "tests/contract")
     if list(RESULTS.glob("kernels/*.xml")):
-        yield Step([PYTHON, "rig/results.py", RESULTS / "kernels", "README.md"])
+        yield Step([PYTHON, "rig/results.py", RESULTS / "kernels", "docs/reference/supported.md"])
 
 
 UNDER_WINE = {"NDPY_PROVIDER": r"softrdma\build\softnd.dll", "WINE_LIMIT": str(LIMIT_S)}

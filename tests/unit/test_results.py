@@ -1,4 +1,4 @@
-"""The README's table of tested kernels, from the result files of `make test-kernels`."""
+"""The table of tested kernels, from the result files of `make test-kernels`."""
 
 import datetime
 import sys
