@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
+from kit.documentation import DOCS
 from kit.helpers import host_of, only_under_stress, require, sample
-from kit.processes import ROOT, Process, start_python
+from kit.processes import Process, start_python
 
 import ndpy
 from ndpy.tools.cli.perf.plan import TESTS
@@ -124,9 +125,9 @@ def test_events_instead_of_polling(name):
         assert_clean(process.succeed(LIMIT_S))
 
 
-def test_the_commands_of_the_readme_work_and_the_server_serves_them_all(server, name, tmp_path):
-    section = (ROOT / "README.md").read_text().partition("## Measuring")[2].partition("\n## ")[0]
-    commands = [line.partition("ndpy perf ")[2] for line in section.splitlines() if re.match(r"    .*ndpy perf ", line)]
+def test_the_commands_of_the_page_work_and_the_server_serves_them_all(server, name, tmp_path):
+    page = (DOCS / "howto/measure.md").read_text("utf-8")
+    commands = re.findall(r"^machine-[ab]\$ ndpy perf (.*)", page, re.MULTILINE)
     assert commands[0] == "--serve --listen 192.0.2.2:7471"
     remote = [command for command in commands[1:] if "--peer" in command]
     # Without a limit on time, and smaller. In an emulated machine, matplotlib looks for fonts for a minute.
