@@ -118,3 +118,11 @@ def test_no_wheel_has_a_library_or_a_font_of_others(release):
             or re.search(r"\.(ttf|otf|woff2?|js|css)$", name)
         ]  # fmt: skip
         assert foreign == []
+
+
+def test_a_wheel_brings_the_man_pages_of_each_command(release):
+    pages = {path.name for path in (ROOT / "share/man/man1").iterdir()}
+    assert "ndpy.1" in pages
+    for wheel in every_file(release)[1:]:
+        inside = {name.partition(".data/data/")[2] for name in contents(wheel)}
+        assert {f"share/man/man1/{name}" for name in pages} <= inside

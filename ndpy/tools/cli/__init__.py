@@ -14,6 +14,7 @@ from ndpy.tools.standard_output import checked_output
 _INTERRUPTED = 130
 
 _SUBCOMMANDS = {
+    "completion": "ndpy.tools.cli.completion",
     "devices": "ndpy.tools.cli.devices",
     "doctor": "ndpy.tools.cli.doctor",
     "explain": "ndpy.tools.cli.explain",
