@@ -48,8 +48,8 @@ void face_notified(struct completion_queue *engine, nd_status status)
 {
     struct soft_cq *cq = engine->object.face;
 
-    /* One event of the adapter, and none of its channel: so do rxe_cq_post() and siw_sqe_complete() of Linux, and mlx5's
-     * hardware. IBTA 1.4, 11.6.3.1 has it among the affiliated asynchronous errors. */
+    /* One event of the adapter, and none of its channel, as rxe_cq_post() of Linux: IBTA 1.4, 11.6.3, has it among the
+     * asynchronous errors. */
     if (status != ND_SUCCESS) {
         if (!atomic_exchange(&cq->failed, true))
             soft_async(soft_context(cq->ibv.context), IBV_EVENT_CQ_ERR, &cq->ibv);
