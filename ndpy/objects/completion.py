@@ -39,7 +39,18 @@ _MEANINGS: dict[Status, str] = {
     Status.UNKNOWN: "a status that ndpy has no name for",
 }
 
-_PROBLEMS: dict[Status, str] = {}
+#: The words of `ndpy explain`.
+_PROBLEMS: dict[Status, str] = {
+    Status.CANCELED: "flushed",
+    Status.ACCESS_VIOLATION: "access-violation",
+    Status.BUFFER_OVERFLOW: "local-length",
+    Status.DATA_OVERRUN: "remote-invalid-request",
+    Status.IO_TIMEOUT: "retry-exceeded",
+    Status.REMOTE_ERROR: "remote-operation",
+    Status.INVALID_REQUEST: "window-bind",
+    Status.INTERNAL_ERROR: "adapter-fatal",
+    Status.UNKNOWN: "unknown-status",
+}
 
 # So many queues, and queue pairs of each, are looked at for the error of a wait.
 _MOST_COUNTED = 256

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+import walking
 from click.testing import CliRunner
 from kit.deadlines import patient
 
@@ -19,11 +21,14 @@ import ndpy.aio
 import ndpy.faults
 from ndpy import problems
 from ndpy.faults.injection import VARIABLE, Injection
-from ndpy.testing import connected_pair
 from ndpy.tools.cli import main
 
 PROBLEMS = problems.all_problems()
+ROOT = Path(__file__).resolve().parents[2]
 WORDS = Path(__file__).with_name("words.txt")
+#: Nothing comes, so waiting shows nothing more.
+WAITS = ("no-completion",)
+SHORT_S = 0.2
 
 
 def subclasses(kind: type[Exception]) -> Iterator[type[Exception]]:
@@ -74,6 +79,31 @@ def test_the_commands_of_a_section_exist(problem: problems.Problem) -> None:
             assert problems.named(" ".join(words)), span
 
 
+# ---- completeness ----
+
+
+def numbers() -> dict[str, int | None]:
+    return {name: number for each in PROBLEMS for name, number in each.names}
+
+
+def enumerators(name: str, header: str) -> list[str]:
+    """The names of an enum of a header of libibverbs or librdmacm, in the order of their numbers."""
+    found = re.search(rf"enum {name} {{(.*?)}}", (ROOT / "cdefs/verbs" / header).read_text("utf-8"), re.S)
+    assert found
+    return re.findall(r"\b[A-Z]\w+", found[1])
+
+
+def test_every_completion_status_of_verbs_has_a_section_with_its_number() -> None:
+    names = enumerators("ibv_wc_status", "ibverbs.h")
+    assert len(names) == 22
+    wanted = {name: number for number, name in enumerate(names) if number}
+    assert wanted == {name: numbers().get(name) for name in wanted}
+
+
+def test_every_completion_status_of_ndpy_has_a_section() -> None:
+    assert {f"Status.{each.name}" for each in ndpy.Status if each} <= set(numbers())
+
+
 # ---- what is explained ----
 
 
@@ -121,36 +151,13 @@ def test_an_unknown_word_ends_with_2_and_shows_near_ones() -> None:
 # ---- the scenarios ----
 
 
-def walk(seen: Callable[[ndpy.NdpyError], None], limit_s: float) -> None:
-    """Do a bit of everything on soft0 until it fails, and tell of the errors."""
-    with contextlib.ExitStack() as stack:
-
-        def completions(end: ndpy.testing.End, count: int) -> None:
-            for completion in end.take(count, limit_s):
-                try:
-                    completion.raise_for_status()
-                except ndpy.NdpyError as error:
-                    seen(error)
-
-        try:
-            adapter = stack.enter_context(ndpy.open_adapter("soft0"))
-            pair = stack.enter_context(connected_pair(adapter))
-            client, server = pair
-            for _ in range(2):
-                server.queue_pair.receive(server.memory[:64])
-            for _ in range(2):
-                client.queue_pair.send(client.memory[:8])
-            completions(client, 2)
-            completions(server, 2)
-            client.queue_pair.write(client.memory[:8], server.memory.remote())
-            completions(client, 1)
-            client.queue_pair.read(client.memory[:8], server.memory.remote())
-            completions(client, 1)
-            with adapter.create_memory_window() as window:
-                client.queue_pair.bind(window, client.memory[:64], ndpy.Access.REMOTE_READ)
-                completions(client, 1)
-        except ndpy.NdpyError as error:
-            seen(error)
+def executor_of(scenario: ndpy.faults.Scenario) -> str:
+    """The engine of soft0, unless only the shim can make one of the faults."""
+    try:
+        scenario.check_for("engine")
+    except ndpy.faults.ScenarioError:
+        return "shim"
+    return "engine"
 
 
 @pytest.mark.parametrize("problem", [each for each in PROBLEMS if each.scenario], ids=lambda each: each.word)
@@ -159,11 +166,17 @@ def test_a_scenario_makes_the_error_that_names_its_problem(
 ) -> None:
     path = tmp_path / "scenario.toml"
     path.write_text(problem.scenario or "", "utf-8")
-    errors: list[ndpy.NdpyError] = []
-    with Injection(ndpy.faults.Scenario.load(path)) as injection:
-        monkeypatch.setenv(VARIABLE, str(injection.path))
-        waits = "hold" in (problem.scenario or "") or "mute" in (problem.scenario or "")
-        walk(errors.append, 0.2 if waits else patient(20))
+    scenario = ndpy.faults.Scenario.load(path)
+    executor = executor_of(scenario)
+    limit_s = SHORT_S if problem.word in WAITS else patient(20)
+    with Injection(scenario, executor) as injection:
+        if executor == "engine":
+            monkeypatch.setenv(VARIABLE, str(injection.path))
+            told = list(walking.walk(limit_s))
+        else:
+            # The shim has to be there before the libraries are loaded.
+            command = [sys.executable, walking.__file__, str(limit_s)]
+            output = subprocess.run(command, env=injection.environment(), capture_output=True, text=True, check=True)
+            told = output.stdout.splitlines()
         injection.report().check()
-    assert problem.word in [each.problem for each in errors], [str(each) for each in errors]
-    assert any(str(each).endswith(f"(ndpy explain {problem.word})") for each in errors)
+    assert any(each.endswith(f"(ndpy explain {problem.word})") for each in told), told

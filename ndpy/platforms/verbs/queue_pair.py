@@ -76,8 +76,27 @@ _MEANINGS = {
 
 #: The words of `ndpy explain`.
 _PROBLEMS = {
+    lib.IBV_WC_LOC_LEN_ERR: "local-length",
+    lib.IBV_WC_LOC_QP_OP_ERR: "local-operation",
+    lib.IBV_WC_LOC_EEC_OP_ERR: "reliable-datagram",
+    lib.IBV_WC_LOC_PROT_ERR: "local-protection",
+    lib.IBV_WC_WR_FLUSH_ERR: "flushed",
+    lib.IBV_WC_MW_BIND_ERR: "window-bind",
+    lib.IBV_WC_BAD_RESP_ERR: "bad-response",
+    lib.IBV_WC_LOC_ACCESS_ERR: "local-access",
+    lib.IBV_WC_REM_INV_REQ_ERR: "remote-invalid-request",
     lib.IBV_WC_REM_ACCESS_ERR: "remote-access",
+    lib.IBV_WC_REM_OP_ERR: "remote-operation",
+    lib.IBV_WC_RETRY_EXC_ERR: "retry-exceeded",
     lib.IBV_WC_RNR_RETRY_EXC_ERR: "rnr-retry",
+    lib.IBV_WC_LOC_RDD_VIOL_ERR: "reliable-datagram",
+    lib.IBV_WC_REM_INV_RD_REQ_ERR: "reliable-datagram",
+    lib.IBV_WC_REM_ABORT_ERR: "remote-abort",
+    lib.IBV_WC_INV_EECN_ERR: "reliable-datagram",
+    lib.IBV_WC_INV_EEC_STATE_ERR: "reliable-datagram",
+    lib.IBV_WC_FATAL_ERR: "adapter-fatal",
+    lib.IBV_WC_RESP_TIMEOUT_ERR: "response-timeout",
+    lib.IBV_WC_GENERAL_ERR: "general-error",
 }
 
 
