@@ -14,7 +14,7 @@ from ndpy.tools.output import JsonCommand, console, new_table, print_table
 @click.command(cls=JsonCommand, short_help="Say what an error means, and what to do about it.")
 @click.argument("word", nargs=-1)
 @click.option("--scenario", is_flag=True, help="Print only the scenario for `ndpy faults run -f` that reproduces it.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON, as a list of all that WORD can mean.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON, as a list of everything that WORD can mean.")
 def command(word: tuple[str, ...], scenario: bool, as_json: bool) -> None:
     """Say what WORD means: causes, the command that tells them apart, the remedy.
 
