@@ -26,6 +26,7 @@ from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.ext.graphviz import graphviz
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "tests/unit")]
@@ -332,16 +333,19 @@ def unlink_builtins(app: Sphinx, doctree: nodes.document) -> None:
             node.replace_self(node.children)
 
 
-def plain_signatures(app: Sphinx, doctree: nodes.document, page: str) -> None:
-    """Leave out the tooltips of `*` and `/` in signatures: Markdown has none."""
-    if app.builder.name == "markdown":
-        for node in list(doctree.findall(nodes.abbreviation)):
-            node.replace_self(nodes.Text(node.astext()))
+def make_plain(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Markdown has no tooltips of `*` and `/` in signatures, and shows the source of a diagram."""
+    if app.builder.name != "markdown":
+        return
+    for node in list(doctree.findall(nodes.abbreviation)):
+        node.replace_self(nodes.Text(node.astext()))
+    for node in list(doctree.findall(graphviz)):
+        node.replace_self(nodes.literal_block(node["code"], node["code"], language="dot"))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("public", Public)
     app.connect("missing-reference", link_types)
     app.connect("doctree-read", unlink_builtins)
-    app.connect("doctree-resolved", plain_signatures)
+    app.connect("doctree-resolved", make_plain)
     return {"parallel_read_safe": True}

@@ -8,6 +8,8 @@ from collections import Counter
 import public
 from pages import ROOT
 
+from ndpy.tools.cli import _SUBCOMMANDS
+
 REFERENCE = ROOT / "docs/reference"
 
 
@@ -19,3 +21,9 @@ def test_each_public_name_is_on_one_page_of_the_reference() -> None:
     ]
     shown = Counter(name for block in blocks for name in block.split())
     assert shown == Counter(list(public.names()))
+
+
+def test_each_command_is_on_the_page_of_the_command_line() -> None:
+    page = (REFERENCE / "command_line.md").read_text("utf-8")
+    shown = dict(re.findall(r"\.\. click:: (\S+):command\n   :prog: ndpy (\S+)", page))
+    assert shown == {module: name for name, module in _SUBCOMMANDS.items()}

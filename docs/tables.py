@@ -1,0 +1,137 @@
+"""Writes the parts of pages that tables in the code decide. tests/docs/test_tables.py says whether they are up to date.
+
+    .venv/bin/python docs/tables.py           prints the pages that are not
+    .venv/bin/python docs/tables.py --write   writes them
+
+Such a part begins with the comment `made by docs/tables.py: NAME` and ends with `end of NAME`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ndpy import Capability
+from ndpy.aio import life
+from ndpy.objects import connection_states
+from ndpy.vocabulary.quirks import Quirk
+
+DOCS = Path(__file__).resolve().parent
+PART = re.compile(r"(<!-- made by docs/tables\.py: (\w+) -->\n).*?(\n<!-- end of \2 -->)", re.S)
+#: What adapters were seen to have. `ndpy devices --json` tells it, and tests/contract/test_listed_capabilities.py
+#: compares it with each adapter on which the tests run.
+SEEN = DOCS / "reference/capabilities.json"
+
+DRIVERS = {
+    "rdma_rxe": ("rxe", "SoftRoCE, a driver of Linux."),
+    "siw": ("siw", "Soft-iWARP, a driver of Linux. It also has what the next section says."),
+    "iWARP": ("All iWARP adapters but soft0", "What the protocol, or the part of Linux that serves it, brings along."),
+}
+
+
+def quirks() -> str:
+    lines: list[str] = []
+    for key, (title, words) in DRIVERS.items():
+        lines += [f"## {title}", "", words, "", "| what differs | kernels | what ndpy does |", "| --- | --- | --- |"]
+        for quirk in Quirk:
+            facts = quirk.value
+            if key in (facts.driver, facts.transport):
+                summary = _sentence(facts.summary)
+                danger = " **Trying it crashes the machine.**" if facts.crashes_machine else ""
+                done = _sentence(facts.workaround) if facts.workaround else ""
+                lines.append(f"| {summary}{danger} | {_kernels(facts.first, facts.last)} | {done} |")
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _sentence(text: str) -> str:
+    keeps = re.match(r"(rxe|siw|ndpy|iWARP)\b", text)
+    return re.sub(r"([|<>*])", r"\\\1", text if keeps else text[0].upper() + text[1:]) + "."
+
+
+def _kernels(first: tuple[int, ...], last: tuple[int, ...]) -> str:
+    numbers = [".".join(map(str, number)) for number in (first, last)]
+    if first and last:
+        return f"{numbers[0]} to {numbers[1]}"
+    return f"from {numbers[0]}" if first else f"to {numbers[1]}" if last else "all"
+
+
+def capabilities() -> str:
+    seen = json.loads(SEEN.read_text("utf-8"))
+    head = [each["adapter"] + ("" if each["system"] == "any" else f", {each['system']}") for each in seen]
+    lines = [f"| capability | {' | '.join(head)} |", "| --- |" + " --- |" * len(seen)]
+    for capability in sorted(filter(None, Capability), key=lambda each: str(each.name)):
+        marks = ["yes" if capability.name in each["capabilities"] else "" for each in seen]
+        link = f"[{capability.name}](#ndpy.Capability.{capability.name})"
+        lines.append(f"| {link} | {' | '.join(marks)} |")
+    return "\n".join(lines)
+
+
+def graph(name: str, rows: Iterable[tuple[str, str, str]]) -> str:
+    """A block of Graphviz whose grey is readable on black and on white."""
+    grey = 'color="#808080", fontcolor="#808080", fontname="sans-serif"'
+    lines = [
+        "```{graphviz}",
+        f"digraph {name} {{",
+        "    bgcolor=transparent;",
+        f"    node [shape=box, style=rounded, fontsize=11, {grey}];",
+        f"    edge [fontsize=9, {grey}];",
+    ]
+    edges: dict[tuple[str, str], list[str]] = {}
+    for before, event, after in rows:
+        edges.setdefault((before, after), []).append(event)
+    lines += [f'    "{before}" -> "{after}" [label="{_labels(events)}"];' for (before, after), events in edges.items()]
+    return "\n".join([*lines, "}", "```"])
+
+
+def _labels(events: list[str]) -> str:
+    return "\\n".join(events)
+
+
+def connection_life() -> str:
+    called = set(connection_states.CALLS)
+    rows = [
+        (before, f"{event.value}()" if event in called else event.name.lower(), after)
+        for (before, event), after in connection_states.TRANSITIONS.items()
+        if before != after
+    ]
+    words = [f"- *{event.name.lower()}*: {event.value}." for event in connection_states.Event if event not in called]
+    return "\n".join([graph("connection", rows), "", *words])
+
+
+def aio_life() -> str:
+    rows = [
+        (before, event.name.lower(), after) for (before, event), after in life.TRANSITIONS.items() if before != after
+    ]
+    words = [f"- *{event.name.lower()}*: {event.value}." for event in life.Event]
+    return "\n".join([graph("aio", rows), "", *words])
+
+
+MAKERS: dict[str, Callable[[], str]] = {
+    "quirks": quirks,
+    "capabilities": capabilities,
+    "connection_life": connection_life,
+    "aio_life": aio_life,
+}
+
+
+def pages() -> dict[Path, tuple[str, str]]:
+    """The text that each page with such a part has, and the text that it should have."""
+    found = {}
+    for page in DOCS.rglob("*.md"):
+        text = page.read_text("utf-8")
+        made = PART.sub(lambda part: part[1] + "\n" + MAKERS[part[2]]() + "\n" + part[3], text)
+        if "<!-- made by docs/tables.py:" in text:
+            found[page] = (text, made)
+    return found
+
+
+if __name__ == "__main__":
+    for page, (text, made) in pages().items():
+        if text != made:
+            print(page)
+            if "--write" in sys.argv:
+                page.write_text(made, "utf-8")
