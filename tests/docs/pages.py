@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+#: The Python of pyverbs and PyPI's ibverbs, which `rig/setup.sh bench` makes.
+OTHER_PYTHON = ROOT / ".rig/bench/venv/bin/python"
 PATIENCE = float(os.environ.get("NDPY_TEST_PATIENCE", "1"))
 DEADLINE_S = 60 * PATIENCE
 
@@ -79,6 +81,9 @@ def blocks(page: str) -> list[Block]:
             file = note[7:].strip()
         elif note.startswith(" not run: "):
             reason = note[10:].strip()
+        elif note.startswith(" files of: "):
+            other = (ROOT / "docs" / note[11:].strip()).read_text("utf-8")
+            found += [block for block in blocks(other) if block.file]
         elif note.startswith(" python\n"):
             found.append(Block("python", note[8:], match.start(), match.start()))
     return found
@@ -125,6 +130,8 @@ class Running:
     def __init__(self, command: Command, before: list[str], folder: Path, environment: dict[str, str]) -> None:
         self.command = command
         script = "\n".join((*before, command.text))
+        if command.terminal == "old":
+            environment = {**environment, "PATH": f"{OTHER_PYTHON.parent}{os.pathsep}{environment['PATH']}"}
         self.process = subprocess.Popen(
             ["bash", "-c", script],
             cwd=folder,
@@ -190,6 +197,11 @@ class Page:
         for block in self.blocks:
             if block.not_run and block.not_run not in REASONS:
                 raise ValueError(f"{path}: `not run: {block.not_run}` is none of {', '.join(sorted(REASONS))}")
+
+    @property
+    def needs_other_python(self) -> bool:
+        shown = (block.text for block in self.blocks if block.word == "console" and not block.not_run)
+        return any(command.terminal == "old" for text in shown for command in commands(text))
 
     @property
     def runs(self) -> bool:

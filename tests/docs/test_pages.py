@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pages import PAGES, ROOT, Page, matches
+from pages import OTHER_PYTHON, PAGES, ROOT, Page, matches
 
 #: Their examples are of other adapters than soft0, and have tests of their own in tests/contract.
 ELSEWHERE = {"README.md", "docs/faults.md", "docs/verbs.md"}
@@ -14,6 +14,8 @@ ELSEWHERE = {"README.md", "docs/faults.md", "docs/verbs.md"}
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_examples_of_a_page_run(path: Path, tmp_path: Path) -> None:
     page = Page(path)
+    if page.needs_other_python and not OTHER_PYTHON.exists():
+        pytest.skip("no environment with pyverbs and ibverbs: rig/setup.sh bench")
     if page.runs and path.relative_to(ROOT).as_posix() not in ELSEWHERE:
         page.run(tmp_path)
 
