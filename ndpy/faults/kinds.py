@@ -295,7 +295,8 @@ KINDS = (
     Kind(
         "connection", "lose", "the connection is lost when so many bytes were sent, or at once",
         "the queue pair is in the error state, and its outstanding requests are flushed",
-        "RFC 5044, 8.2; rdma_get_cm_event(3): RDMA_CM_EVENT_DISCONNECTED", optional=("bytes",), refused=_NOT_THE_SHIM,
+        "RFC 5044, 8.2; rdma_get_cm_event(3): RDMA_CM_EVENT_DISCONNECTED, or CONNECT_ERROR if it did not exist yet",
+        optional=("bytes",), refused=_NOT_THE_SHIM,
     ),
     Kind(
         "connection", "disconnect", "the peer disconnects when so many bytes were sent, or at once",

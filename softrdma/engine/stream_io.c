@@ -94,6 +94,12 @@ static void end_by_fault(struct stream *stream)
         return;
     }
     stream->sending = false;
+    /* No other attempt is made, as for a peer that closes the connection because it knows no enhanced MPA. */
+    if (stream->phase == STREAM_AWAIT_REPLY) {
+        stream_tell(stream, EVENT_FAILED, ND_CONNECTION_ABORTED);
+        stream_abort(stream);
+        return;
+    }
     stream_connection_lost(stream, ND_CONNECTION_ABORTED);
 }
 

@@ -160,11 +160,11 @@ def test_messages(tmp_path):
 
 
 def test_connections(tmp_path):
-    refused, timed_out, rejected, lost, left = play(
+    refused, timed_out, rejected, early, halfway, lost, left = play(
         [
             *(
                 ("connect", (f"at=connection nth=1 do={what}",))
-                for what in ("refuse", "time_out", "reject data=0102ff")
+                for what in ("refuse", "time_out", "reject data=0102ff", "lose", "lose bytes=10")
             ),
             ("large send", ("at=connection do=lose bytes=400000",)),
             ("large send", ("at=connection do=disconnect bytes=400000",)),
@@ -174,6 +174,8 @@ def test_connections(tmp_path):
     assert refused["outcomes"] == ["ConnectionRefusedError ", "arrived"]
     assert timed_out["outcomes"] == ["TimeoutError", "arrived"]
     assert rejected["outcomes"] == ["ConnectionRefusedError 0102ff", "arrived"]
+    # RDMA_CM_EVENT_CONNECT_ERROR of rdma_get_cm_event(3): nobody has refused it.
+    assert early["outcomes"] == halfway["outcomes"] == ["ConnectionAbortedError ", "arrived"]
     assert codes(lost["client"]) == [OK, STATUSES["RETRY_EXC_ERR"], *[FLUSHED] * 3]
     assert codes(lost["server"]) == [OK, *[FLUSHED] * 5]
     client, server = codes(left["client"]), codes(left["server"])
