@@ -98,10 +98,13 @@ def test_k_2_1_a_release_behind_long_requests_takes_the_right_away(pair, keep, c
 def test_k_2_1_a_program_that_never_polls_keeps_nothing_of_ended_exposures(pair, cache):
     buffer = ndpy.alloc(LENGTH)
 
+    counts: list[int] = []
+
     def expose() -> bool:
         with cache.remote(buffer, pair.server.queue_pair):
             pass
-        return len(pair.server.queue_pair._posted_requests.initiator) <= 2
+        counts.append(len(pair.server.queue_pair._posted_requests.initiator))
+        return counts[-1] <= 2
 
     for _ in range(50):
         expose()
@@ -112,7 +115,7 @@ def test_k_2_1_a_program_that_never_polls_keeps_nothing_of_ended_exposures(pair,
 
     # An emulated adapter may take longer for a bind than an exposure waits. When it has caught up, the next exposure
     # notices.
-    wait_until(expose_later, "the records of ended exposures go")
+    wait_until(expose_later, lambda: f"the records of ended exposures go; there were {counts}")
 
 
 def test_k_2_1_completions_of_the_program_stay_for_it(pair, keep, cache):

@@ -42,10 +42,13 @@ DEADLINE_S = patient(20.0)
 PROGRAM_DEADLINE_S = patient(60.0)
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S) -> Any:
-    """Call condition() until it is true, and return its value. The test fails at the deadline."""
+def wait_until(condition: Callable[[], Any], what: str | Callable[[], str], timeout_s: float = DEADLINE_S) -> Any:
+    """Call condition() until it is true, and return its value. The test fails at the deadline, and says what it waited for. A
+    function says what was outstanding then.
+    """
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {what if isinstance(what, str) else what()}")
         time.sleep(0.002)
     return value
