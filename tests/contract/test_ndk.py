@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import inspect
 import threading
-from pathlib import Path
 
 import pytest
 from kit.helpers import (
@@ -572,18 +571,6 @@ def test_a_callback_can_deregister(mrs):
         on_registered(None, NtStatus.SUCCESS)
     assert ended.wait() == (None, NtStatus.SUCCESS)
     assert mr.region is None
-
-
-def test_the_example_of_the_readme_works(adapter):
-    blocks = (Path(__file__).parents[2] / "README.md").read_text().split("```python\n")[1:]
-    (example,) = [code for block in blocks if "NdkMr" in (code := block.partition("```")[0])]
-    callback = Callback()
-    names = {"adapter": adapter, "buffer": bytearray(3 * PAGE), "on_registered": callback}
-    exec(example, names)
-    assert callback.wait() == ("context", NtStatus.SUCCESS)
-    mr = names["mr"]
-    assert mr.region.length == 3 * PAGE
-    mr.close()
 
 
 def test_the_documentation_says_that_it_runs_in_user_mode():
