@@ -210,6 +210,7 @@ docs:
 
 wheels:
 	@rig/setup.sh wine
+	@rig/zig.sh
 	@rig/wheels.sh
 
 clean:

@@ -26,7 +26,7 @@ compile() {
     module=$1
     shift
     $compiler -shared -fPIC -std=gnu11 -O2 -fvisibility=hidden -Wall -Wextra -Wno-unused-parameter \
-        -DPy_LIMITED_API=0x030a0000 -I"$limited_api" -Icdefs $after "$@" -Wl,--no-as-needed,-lc -o "$folder/$module"
+        -DPy_LIMITED_API=0x030a0000 -I"$limited_api" -Icdefs $after "$@" -Wl,--no-as-needed -lc -o "$folder/$module"
 }
 compile _verbs.abi3.so "$folder/_verbs.c"
 compile _core.abi3.so cdefs/core/*.c

@@ -191,7 +191,7 @@ def sanitized(kind: str, left_out: str = "") -> Steps:
 
 
 def on_aarch64() -> Steps:
-    wheel = next(ROOT.glob(".rig/wheels/dist/ndpy-*_aarch64.whl"), None)
+    wheel = next(ROOT.glob(".rig/wheels/dist/ndpy-*-manylinux_*_aarch64.whl"), None)
     if wheel is None:
         yield "no tests on aarch64: no wheel was built for it"
     elif (yield Step(["rig/aarch64.sh", wheel], allowed=NOT_THERE)):

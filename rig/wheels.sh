@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds the files of a release in dist, or in the folder that is given: the source archive, and from its contents the wheel
-# for Linux and the cross-compiled wheels: for Windows, and for Linux with musl and on aarch64 where a compiler is there. If
-# freethreaded.sh has provided a free-threaded Python, there is a wheel for that too. Run setup.sh first.
+# for Linux and the cross-compiled wheels: for Windows, and for Linux with musl and on aarch64 where a compiler is there. That
+# for both at once is provided by zig.sh. If freethreaded.sh has provided a free-threaded Python, there is a wheel for that
+# too. Run setup.sh first.
 
 set -eu
 cd "$(dirname "$0")/.."
@@ -64,5 +65,10 @@ if command -v aarch64-linux-gnu-gcc >/dev/null; then
     symbols=$(for file in "$work"/aarch64/*.so*; do aarch64-linux-gnu-objdump -T "$file"; done)
     glibc=$(echo "$symbols" | sed -n 's/.*GLIBC_2\.\([0-9]*\).*/\1/p' | sort -n | tail -n 1)
     cross_wheel "$work/aarch64" "manylinux_2_${glibc}_aarch64"
+fi
+zig=$root/.rig/zig/aarch64-linux-musl-gcc
+if [ -x "$zig" ]; then
+    "$root/rig/cross.sh" "$zig" aarch64-linux-gnu-strip "$work/musl-aarch64" 2>"$work/log" || { cat "$work/log" >&2; exit 1; }
+    cross_wheel "$work/musl-aarch64" musllinux_1_2_aarch64
 fi
 ls "$dist"/ndpy-*

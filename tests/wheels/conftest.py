@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 from environments import FREE_THREADED, OTHERS, PLACE, ROOT, Release, linux_environment, output_of, windows_environment
+from kit.helpers import STRESS
 
 
 @pytest.fixture(scope="session")
 def release() -> Release:
     shutil.rmtree(PLACE, ignore_errors=True)
+    if STRESS:
+        output_of(ROOT / "rig/zig.sh")
     output_of(ROOT / "rig/wheels.sh", PLACE / "dist")
     paths = sorted((PLACE / "dist").iterdir())
     own = rf"-manylinux_2_\d+_{platform.machine()}\.whl$"

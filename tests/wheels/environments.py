@@ -29,8 +29,10 @@ PROVIDED = sys.platform == "linux" and (WINDOWS_PYTHON / "python.exe").exists()
 SOFTND = "ndpy/networkdirect/softnd.dll"
 # The cross-compilers for other kinds of Linux: the end of the wheel's name, the machine, and the C library.
 OTHERS = {
-    "musl-gcc": ("-musllinux_1_2_x86_64.whl", "Advanced Micro Devices X86-64", "libc.so"),
-    "aarch64-linux-gnu-gcc": ("_aarch64.whl", "AArch64", "libc.so.6"),
+    "musl-gcc": (r"-musllinux_1_2_x86_64\.whl$", "Advanced Micro Devices X86-64", "libc.so"),
+    "aarch64-linux-gnu-gcc": (r"-manylinux_2_\d+_aarch64\.whl$", "AArch64", "libc.so.6"),
+    # rig/zig.sh provides it.
+    str(ROOT / ".rig/zig/aarch64-linux-musl-gcc"): (r"-musllinux_1_2_aarch64\.whl$", "AArch64", "libc.so"),
 }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from environments import PROVIDED, ROOT, contents, metadata, output_of
+from kit.helpers import only_under_stress
 from trove_classifiers import classifiers
 
 import ndpy
@@ -31,6 +32,7 @@ def test_an_index_takes_each_file_without_a_warning(release):
     assert output.count("PASSED") == len(every_file(release)), output
 
 
+@only_under_stress
 def test_pyroma_has_nothing_to_say(release):
     output = output_of(TOOLS / "pyroma", "--min=10", release.sdist)
     assert "Final rating: 10/10" in output, output

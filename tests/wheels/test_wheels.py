@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import tarfile
+import venv
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from environments import (
     version_of,
     windows,
 )
-from kit.helpers import STRESS
+from kit.helpers import STRESS, only_under_stress
 from packaging.utils import parse_wheel_filename
 
 if not PROVIDED:
@@ -122,12 +123,12 @@ def test_softverbs_is_small_and_needs_the_c_library_alone(release, tmp_path):
         assert "runpath: [$ORIGIN]" in dynamic
 
 
-@pytest.mark.parametrize("compiler", OTHERS)
+@pytest.mark.parametrize("compiler", OTHERS, ids=lambda compiler: Path(compiler).name)
 def test_wheels_for_other_kinds_of_linux_have_code_for_these(release, tmp_path, compiler):
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
     ending, machine, c_library = OTHERS[compiler]
-    (wheel,) = [path for path in release.others if path.name.endswith(ending)]
+    (wheel,) = [path for path in release.others if re.search(ending, path.name)]
     inside = contents(wheel)
     assert inside.keys() == contents(release.linux).keys()
     _, _, _, tags = parse_wheel_filename(wheel.name)
@@ -161,6 +162,18 @@ def test_source_archive_has_the_whole_project(release):
     assert tracked <= packed.keys()
     assert not [name for name in packed if name.endswith((".pyd", ".dll", ".so", ".so.1", ".o", ".pyc", ".whl"))]
     assert packed["rig/wine-python"].mode & 0o100
+
+
+@only_under_stress
+def test_source_archive_builds_and_runs_where_nothing_else_is(release):
+    """pip fetches what the build needs. Then soft0 passes a part of the smoke test."""
+    folder = PLACE / "from-source"
+    venv.create(folder, with_pip=True)
+    pip = (folder / "bin/python", "-m", "pip", "--disable-pip-version-check", "--quiet", "install")
+    output_of(*pip, release.sdist, cwd=folder, PATH="/usr/bin:/bin")
+    assert output_of(folder / "bin/ndpy", "--version", cwd=folder) == f"ndpy, version {version_of(release.linux)}\n"
+    output = output_of(folder / "bin/ndpy", "smoke", "soft0", "--only", "send-receive", cwd=folder)
+    assert " 0 failed, " in output.splitlines()[-1], output
 
 
 def test_linux_wheel_runs_without_the_checkout(release, on_linux):
