@@ -233,7 +233,7 @@ def of(name: str) -> list[str]:
     kind = "exception" if issubclass(thing, BaseException) else "class"
     (signature,) = own.get("__init__", [""])
     lines = ["", f".. py:{kind}:: {name}{signature}", ""]
-    docstring = docstrings.read(thing.__doc__ if thing.__module__.startswith("ndpy") else "")
+    docstring = docstrings.read(thing.__doc__ if thing.__module__.startswith("ndpy") else VALUES[name])
     found: list[str] = []
     bases = [whole for base in thing.__mro__[1:] if (whole := _public_name(base))]
     if bases:
@@ -278,6 +278,8 @@ def _of_function_or_value(name: str, thing: Any) -> list[str]:
 
 #: What constants mean. They have no docstrings.
 VALUES = {
+    "ndpy.Buffer": "The type of what alloc() returns: Python's memoryview. It is writable, and keeps its memory mapped as "
+    "long as anything refers to it.",
     "ndpy.MANAGER_QKEY": "The Q_Key of the connection manager, which queue pairs for datagrams have unless they are given "
     "another one.\nSource: RDMA_UDP_QKEY, rdma_create_id(3).",
 }

@@ -221,9 +221,12 @@ _PROBLEMS: dict[int, str] = {
 
 
 def from_errno(operation: str, number: int, message: str = "") -> ProviderError:
-    """Create the exception for an errno. An errno that is not in _BY_ERRNO becomes a plain ProviderError.
+    """Create the exception for an errno. An errno without a class of its own becomes a plain ProviderError.
 
-    message: what failed. The reason that the errno stands for, and what to do about it, follow.
+    Parameters:
+        operation: the name of the refused call.
+        number: the errno, or its negative.
+        message: what failed. The reason that the errno stands for, and what to do about it, follow.
     """
     number = abs(number)
     reason = _reason(number)
@@ -231,13 +234,25 @@ def from_errno(operation: str, number: int, message: str = "") -> ProviderError:
 
 
 def with_errno(operation: str, number: int, message: str) -> ProviderError:
-    """Create the exception for an errno with a message that says the reason."""
+    """Create the exception for an errno with a message that says the reason.
+
+    Parameters:
+        operation: the name of the refused call.
+        number: the errno.
+        message: the reason as a sentence.
+    """
     kind = _BY_ERRNO.get(number, ProviderError)
     return kind(message, operation=operation, native=number, problem=_PROBLEMS.get(number, ""))
 
 
 def not_finished(operation: str, timeout_s: float) -> TimeoutError:
-    """The error for a wait that has lasted its time. A process without a free file descriptor cannot take connections."""
+    """The error for a wait that has lasted its time. A process without a free file descriptor cannot take connections.
+
+    Parameters:
+        operation: the name of the call that waited.
+        timeout_s: how long it waited.
+    Returns: the error.
+    """
     message = f"not finished within {timeout_s:g} s"
     try:
         _os.close(_os.open(_os.devnull, _os.O_RDONLY))

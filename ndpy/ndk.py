@@ -38,7 +38,22 @@ from ndpy.vocabulary.unraisable import report
 
 
 class NtStatus(NamedInt):
-    """The statuses that NDK's calls return and its callbacks get. The values are those of ntstatus.h."""
+    """The statuses that NDK's calls return and its callbacks get. The values are those of ntstatus.h.
+
+    Names:
+        SUCCESS: it is done.
+        PENDING: the callback will get the status.
+        DEVICE_BUSY: a window is bound to the region.
+        UNSUCCESSFUL: the adapter failed in a way that has no other status.
+        ACCESS_VIOLATION: the memory is not mapped, or read-only.
+        INVALID_PARAMETER: an argument is not possible.
+        INSUFFICIENT_RESOURCES: the memory cannot be pinned, or the adapter has no room.
+        NOT_SUPPORTED: the adapter cannot do it.
+        CANCELLED: the request was cancelled.
+        INVALID_DEVICE_STATE: the region's state does not allow it.
+        DEVICE_REMOVED: the adapter has gone.
+    Source: ntstatus.h; contract J.
+    """
 
     SUCCESS = 0
     PENDING = 0x00000103
@@ -54,8 +69,15 @@ class NtStatus(NamedInt):
 
 
 class NdkFlags(NamedFlags):
-    """NDK_MR_FLAG_…: the rights of a region. It can always be read locally. ALLOW_REMOTE_WRITE includes
-    ALLOW_LOCAL_WRITE.
+    """The rights of a region. It can always be read locally.
+
+    Names:
+        ALLOW_LOCAL_READ: 0, because that needs no right.
+        ALLOW_LOCAL_WRITE: the adapter may write to it.
+        ALLOW_REMOTE_READ: peers may read it.
+        ALLOW_REMOTE_WRITE: peers may write to it. Includes ALLOW_LOCAL_WRITE.
+        RDMA_READ_SINK: RDMA reads may fill it.
+    Source: NDK_MR_FLAG_* (contract J.10).
     """
 
     ALLOW_LOCAL_READ = 0x0
@@ -66,7 +88,13 @@ class NdkFlags(NamedFlags):
 
 
 class NdkAdapterFlags(NamedFlags):
-    """NDK_ADAPTER_FLAG_…: without RDMA_READ_SINK_NOT_REQUIRED, a read may fail unless its sink has RDMA_READ_SINK."""
+    """What an adapter needs of registrations.
+
+    Names:
+        NONE: a read may fail unless its sink has RDMA_READ_SINK.
+        RDMA_READ_SINK_NOT_REQUIRED: a read works with any sink that can be written to.
+    Source: NDK_ADAPTER_FLAG_* (contract J.11).
+    """
 
     NONE = 0x0
     RDMA_READ_SINK_NOT_REQUIRED = 0x2
@@ -98,7 +126,11 @@ def _status_of(error: BaseException) -> NtStatus:
 
 
 def adapter_flags(adapter: Adapter) -> NdkAdapterFlags:
-    """Return the flags of NDK_ADAPTER_INFO that concern registration (contract J.11, J.12)."""
+    """Return the flags of NDK_ADAPTER_INFO that concern registration (contract J.11, J.12).
+
+    Parameters:
+        adapter: an adapter that ndpy opened.
+    """
     if Capability.READ_SINK_REQUIRED in adapter.info.capabilities:
         return NdkAdapterFlags.NONE
     return NdkAdapterFlags.RDMA_READ_SINK_NOT_REQUIRED
@@ -119,12 +151,15 @@ class Mdl(Uncopied):
     """A memory descriptor list, or one link of a chain of them. It says where memory is, in addresses of this process.
 
     The attributes `virtual_address` and `byte_count` are what MmGetMdlVirtualAddress() and MmGetMdlByteCount() return.
-    `writable` says whether the adapter may write there: whether the memory was locked for write access.
-
     Parameters:
         memory: a buffer, which the MDL keeps alive, or (address, length) of memory that the caller keeps. The address
             may be 0.
         next: the MDL that follows. It cannot be changed while a registration of the chain is pending (contract J.17).
+    Attributes:
+        owner: the buffer. None for memory that the caller keeps.
+        writable: whether the adapter may write there: whether the memory was locked for write access.
+    Raises:
+        InvalidBufferError: this is no range of memory.
     """
 
     def __init__(self, memory: Any, next: Mdl | None = None) -> None:
@@ -144,6 +179,11 @@ class Mdl(Uncopied):
 
     @property
     def next(self) -> Mdl | None:
+        """The MDL that follows. None for the last one.
+
+        Raises:
+            DeviceBusyError: it is set while a registration of the chain is pending (contract J.17).
+        """
         return self._next
 
     @next.setter

@@ -96,6 +96,11 @@ class Connection(Uncopied):
 
     @property
     def close_timeout_s(self) -> float | None:
+        """How long close() may take. None waits for ever.
+
+        Raises:
+            TypeError, ValueError: it was set to something that is no time.
+        """
         return self._close_timeout_s
 
     @close_timeout_s.setter

@@ -140,7 +140,11 @@ class Exposure(Lease):
         return not self._grant.live
 
     def remote(self) -> RemoteMemory:
-        """Return the memory as the peer needs it. Raises ClosedError if the right has ended."""
+        """Return the memory as the peer needs it.
+
+        Raises:
+            ClosedError: the right has ended.
+        """
         if self.revoked:
             raise errors.ClosedError(f"{self!r} was revoked; ask the cache again")
         return self._remote

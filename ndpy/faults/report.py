@@ -60,7 +60,12 @@ class Report:
 
     @classmethod
     def read(cls, scenario: Scenario, path: Path) -> Report:
-        """Read what the executors have written. A last line that the end of its process has cut off is left out."""
+        """Read what the executors have written. A last line that the end of its process has cut off is left out.
+
+        Parameters:
+            scenario: what they were given.
+            path: the file that Scenario.plain() has named to them. It need not exist.
+        """
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         return cls(scenario, tuple(_fired(lines)))
 
@@ -73,7 +78,11 @@ class Report:
         return sorted(set(range(len(self.scenario.faults))) - {each.fault for each in self.fired})
 
     def check(self) -> None:
-        """Raise NeverFiredError if there are such."""
+        """Refuse a run in which a fault never fired.
+
+        Raises:
+            NeverFiredError: there is such a fault. The text names all of them.
+        """
         if self.never:
             raise NeverFiredError("\n".join(f"this fault never fired: {fault}" for fault in self.never))
 

@@ -95,7 +95,11 @@ class Fault:
         return next(kind for kind in kinds.kinds_named(self.do) if kind.at == self.at)
 
     def why_not(self, executor: str) -> str:
-        """Why an executor ("engine", "shim" or "softnd") cannot make it. "" if it can."""
+        """Why an executor cannot make it. "" if it can.
+
+        Parameters:
+            executor: "engine", "shim" or "softnd".
+        """
         return kinds.why_not(executor, self.kind, self.call, self.status, self.errno)
 
     def words(self) -> list[tuple[str, str]]:
@@ -280,6 +284,9 @@ class Scenario:
     def load(cls, path: str | os.PathLike[str]) -> Scenario:
         """Read a TOML file. Needs Python 3.11, or the package tomli.
 
+        Parameters:
+            path: of the file.
+
         Raises:
             ScenarioError: the file is not a scenario. The text has its name and the line.
             OSError: it cannot be read.
@@ -294,7 +301,13 @@ class Scenario:
 
     @classmethod
     def parse(cls, text: str) -> Scenario:
-        """The same of the text of such a file."""
+        """Read the text of a TOML file, as load() does.
+
+        Parameters:
+            text: the content of the file.
+        Raises:
+            ScenarioError: it is no TOML, or no scenario. The text says where and what is possible.
+        """
         toml = _toml()
         try:
             read = toml.loads(text)
@@ -317,7 +330,13 @@ class Scenario:
         return cls(made, read.get("seed", 0))
 
     def check_for(self, executor: str) -> None:
-        """Raise ScenarioError if there is a fault that this executor ("engine", "shim" or "softnd") cannot make."""
+        """Refuse a scenario that an executor cannot make.
+
+        Parameters:
+            executor: "engine", "shim" or "softnd".
+        Raises:
+            ScenarioError: it cannot make one of the faults. The text says why.
+        """
         for number, fault in enumerate(self.faults, 1):
             reasons = {name: fault.why_not(name) for name in kinds.EXECUTORS}
             if reasons[executor]:
@@ -328,7 +347,14 @@ class Scenario:
                 )
 
     def plain(self, executor: str, report: Path | None = None, count: Path | None = None) -> str:
-        """The text that the executors in C read."""
+        """The text that the executors in C read.
+
+        Parameters:
+            executor: "engine", "shim" or "softnd".
+            report: the file to which they write what fired. None for no file.
+            count: the file to which they write what they counted. None for no file.
+        Raises: what check_for() raises.
+        """
         self.check_for(executor)
         lines = ["scenario 1", f"seed {self.seed}"]
         lines += [f"{word} {path}" for word, path in (("report", report), ("count", count)) if path is not None]

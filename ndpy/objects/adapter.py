@@ -250,6 +250,7 @@ class Adapter(Registrar):
             type: its transport service, for all of its life.
         Raises:
             LimitExceededError: a value is out of range.
+            ValueError: srq is an XrcReceiveQueue, or another call makes queue pairs of this type; the message names it.
             UnsupportedError: the adapter has no queue pairs of this type.
             ForeignObjectError: a queue belongs to another adapter.
             InsufficientResourcesError: the adapter or the system has no room for it.

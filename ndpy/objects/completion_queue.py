@@ -416,6 +416,8 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
         notification do not (contract G.2). On Linux a wait() may leave the queue armed for any completion. Then the
         next message that is not solicited ends a SOLICITED request too.
 
+        Parameters:
+            kind: what the notification is for. See Notify.
         Returns: a Pending that ends with None.
         Raises:
             UnsupportedError: the queue was made with overlapped_file; use notify().
@@ -474,6 +476,8 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
 
         One packet is outstanding at a time.
 
+        Parameters:
+            kind: what the packet is for. See Notify.
         Returns: the address of the OVERLAPPED that the packet will carry, or 0 if there are completions already. Then
             no packet comes.
         Raises:
@@ -493,6 +497,8 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
     def resize(self, depth: int) -> None:
         """Change how many completions it holds, while it is in use (contract G.4).
 
+        Parameters:
+            depth: how many, 1 to info.max_completion_queue_depth.
         Raises:
             LimitExceededError: depth is beyond the adapter's limit, or below the number of completions in the queue.
             UnsupportedError: the adapter lacks Capability.RESIZE_COMPLETION_QUEUE.

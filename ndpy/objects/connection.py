@@ -48,6 +48,8 @@ class Connector(ConnectionLife):
         failed: nothing.
     If a connect() failed and may be tried again, the state is idle or bound afterwards. Otherwise it is failed.
 
+    Attributes:
+        queue_pair: the one that it connects. None if there is none yet, or any more.
     Source: IND2Connector (contract section H); rdma_cm(7).
     """
 

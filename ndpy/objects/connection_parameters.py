@@ -50,6 +50,9 @@ class RetryPolicy:
         ack_timeout: 0 to 31. The adapter tries again after 4.096 us times 2**ack_timeout without an answer. 0 waits for
             ever. Adapters round the time up. Without a policy the connection manager computes it.
 
+    Attributes:
+        ENDLESS: 7, with which rnr_retry_count never gives up.
+
     gives_up_s is the time that retry_count and ack_timeout make. QueuePair.retry is what a connection really has.
 
     Raises:

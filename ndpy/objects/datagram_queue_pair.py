@@ -39,6 +39,7 @@ class Destination(_core.Destination, Resource, DestinationSteps):
         qp_number: the number of the peer's queue pair.
         qkey: the Q_Key that the datagrams carry.
         private_data: what the peer's listener has sent with its answer to resolve().
+        length: 0, because a destination has no bytes.
     Source: ibv_create_ah(3).
     """
 
@@ -305,6 +306,11 @@ class DatagramQueuePair(QueuePair, DatagramSteps):
     def detach_multicast(self, group: bytes, *, lid: int = 0) -> None:
         """No longer receive what is sent to a group.
 
+        Parameters:
+            group, lid: as for attach_multicast().
+        Raises:
+            ValueError: group is not 16 bytes.
+            ProviderError: the adapter refused it, such as if the queue pair is not attached to the group.
         Source: ibv_detach_mcast(3).
         """
         self._multicast("detach_multicast", group, lid)

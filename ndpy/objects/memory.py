@@ -37,7 +37,7 @@ class RemoteMemory(_core.RemoteMemory):
 
     A slice of it is the memory of those bytes.
 
-    Attributes:
+    Parameters:
         address: where the memory begins in the peer's address space.
         length: in bytes.
         token: grants access (verbs: rkey).

@@ -39,6 +39,10 @@ class Pending(Uncopied, concurrent.futures.Future[T]):
     operation ends with CanceledError unless it has ended before. Second, each result() raises a new exception.
 
     The operation's memory and objects are released only when the adapter has let go of them.
+
+    Parameters:
+        operation: its name, for errors.
+        cancel: what cancel() calls to have the adapter stop. None if the operation just ends.
     """
 
     _done_callbacks: list[Callable[[Any], object]]
@@ -137,6 +141,9 @@ class Pending(Uncopied, concurrent.futures.Future[T]):
         That thread may hold locks of the objects concerned. So the callback should only pass the news on, and leave the
         work to another thread. An exception of the callback goes to sys.unraisablehook. Only Ctrl-C and sys.exit() in
         the main thread are raised there.
+
+        Parameters:
+            callback: gets this Pending.
         """
         if not self.done():
             with self._condition:
@@ -157,6 +164,7 @@ class Pending(Uncopied, concurrent.futures.Future[T]):
         """End it with a value. For the implementation of an operation.
 
         Parameters:
+            value: what result() returns.
             prepare: called before anybody sees the value. Not called if the operation had ended before.
         Returns: False if it had ended before.
         """
@@ -165,13 +173,19 @@ class Pending(Uncopied, concurrent.futures.Future[T]):
     def fail(self, error: BaseException) -> bool:
         """End it with an exception. For the implementation of an operation.
 
+        Parameters:
+            error: result() raises a copy of it.
         Returns: False if it had ended before.
         """
         _forget_frames(error)
         return self._finish(None, error)
 
     def abandon(self, error: BaseException) -> None:
-        """End it in a forked child, without callbacks and without the lock that the parent may hold."""
+        """End it in a forked child, without callbacks and without the lock that the parent may hold.
+
+        Parameters:
+            error: result() raises a copy of it.
+        """
         self._process = _process
         self._condition = threading.Condition()
         self._waiters.clear()

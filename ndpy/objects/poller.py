@@ -32,6 +32,7 @@ class Poller(Uncopied, PollerSteps):
 
     Parameters:
         spin_s: for how long wait() looks again and again before it sleeps. This costs a processor, and answers sooner.
+    Source: epoll(7) and ibv_get_cq_event(3); GetQueuedCompletionStatus and IND2CompletionQueue::Notify.
     """
 
     # A queue is polled after it was added, after it delivered something, and after a notification. If it has nothing,
@@ -92,7 +93,11 @@ class Poller(Uncopied, PollerSteps):
         self._mark_ready(completion_queue)
 
     def remove(self, completion_queue: CompletionQueue) -> None:
-        """Stop waiting for this queue. Harmless if it was not added. Closing a queue removes it too."""
+        """Stop waiting for this queue. Harmless if it was not added. Closing a queue removes it too.
+
+        Parameters:
+            completion_queue: a queue of any adapter.
+        """
         with self._lock:
             if completion_queue not in self._queues:
                 return
@@ -272,6 +277,7 @@ class Poller(Uncopied, PollerSteps):
 
     @property
     def closed(self) -> bool:
+        """Whether close() was called."""
         return self._closed
 
     @property

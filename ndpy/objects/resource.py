@@ -197,6 +197,7 @@ class AdapterObject(Resource):
 
     @property
     def adapter(self) -> Adapter:
+        """The adapter, or the protection domain, that it was made from."""
         return self._adapter
 
 

@@ -140,7 +140,15 @@ def total_length(elements: list[Any]) -> int:
 
 @dataclass(frozen=True)
 class QueuePairLimits:
-    """The limits of a queue pair: outstanding requests, elements of one request, and bytes that are sent inline."""
+    """The limits of a queue pair.
+
+    Parameters:
+        receive_queue_depth: how many receives may be outstanding.
+        initiator_queue_depth: how many other requests may be outstanding.
+        max_receive_sge: how many elements a receive may have.
+        max_initiator_sge: how many elements another request may have.
+        inline_data_size: how many bytes a request with Flags.INLINE may have.
+    """
 
     receive_queue_depth: int
     initiator_queue_depth: int

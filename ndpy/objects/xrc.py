@@ -28,6 +28,8 @@ class XrcDestination:
 
     Parameters:
         number: XrcReceiveQueue.number, which the peer has told.
+    Attributes:
+        length: 0, because a destination has no bytes.
     Raises:
         ValueError: the number is not 0 to 2**24 - 1.
     Source: ibv_post_send(3), qp_type.xrc.remote_srqn.
@@ -217,8 +219,9 @@ class XrcReceiver(QueuePair):
     local_endpoint() and connect_endpoint() connect it to an XrcSender. What comes goes to the shared receive queues of
     its domain, and to memory with rights for the peer. It posts no requests.
 
-    Attributes: those of QueuePair that are not about requests, and:
+    Attributes:
         domain: the XrcDomain.
+    Others are those of QueuePair that are not about requests.
     Source: ibv_create_qp_ex(3) with IBV_QPT_XRC_RECV.
     """
 

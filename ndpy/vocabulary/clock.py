@@ -34,9 +34,17 @@ class DeviceClock:
         return difference - round_ if difference >= round_ // 2 else difference
 
     def seconds_between(self, earlier: int, later: int) -> float:
-        """The time from one timestamp to another, in seconds. Negative if `later` was earlier."""
+        """The time from one timestamp to another, in seconds. Negative if `later` was earlier.
+
+        Parameters:
+            earlier, later: values of Completion.timestamp, less than half a round apart.
+        """
         return self._ticks_between(earlier, later) / self.frequency_hz
 
     def to_time_ns(self, timestamp: int) -> int:
-        """The system's time at a timestamp, in nanoseconds since 1970."""
+        """The system's time at a timestamp, in nanoseconds since 1970.
+
+        Parameters:
+            timestamp: a value of Completion.timestamp, less than half a round from `ticks`.
+        """
         return self.time_ns + self._ticks_between(self.ticks, timestamp) * 1_000_000_000 // self.frequency_hz

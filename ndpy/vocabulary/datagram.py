@@ -43,7 +43,11 @@ class DatagramSource:
 
     @classmethod
     def from_native(cls, data: bytes) -> DatagramSource:
-        """Read a struct ndpy_details."""
+        """Read a struct ndpy_details. For the implementation.
+
+        Parameters:
+            data: its bytes.
+        """
         number, lid, pkey_index, service_level, path_bits, has_header, _, header = _NATIVE.unpack_from(data, _BEFORE)
         return cls(number, lid, service_level, path_bits, pkey_index, header if has_header else None)
 

@@ -31,6 +31,7 @@ class Capability(enum.Flag):
     """What some adapters can do and others cannot. AdapterInfo.capabilities has those of an adapter.
 
     Names:
+        NONE: none of these.
         MEMORY_WINDOWS: create_memory_window(), bind() and invalidate() work.
         SHARED_RECEIVE_QUEUES: create_shared_receive_queue() works.
         RESIZE_COMPLETION_QUEUE: CompletionQueue.resize() works.
@@ -130,6 +131,7 @@ class Access(NamedFlags):
     """The rights of a region or window. Reading by the adapter itself needs no right.
 
     Names:
+        NONE: the adapter may only read, for requests of this side.
         LOCAL_WRITE: the adapter may write to the memory, for receives and reads of this side.
         REMOTE_READ: peers may read the memory.
         REMOTE_WRITE: peers may write to the memory. Contains LOCAL_WRITE.
@@ -169,6 +171,7 @@ class Flags(NamedFlags):
     """The flags of a posted request.
 
     Names:
+        NONE: none of these.
         SILENT_SUCCESS: the request has no completion if it succeeds (an unsignaled work request).
         READ_FENCE: the request starts when all earlier reads of this queue pair have completed.
         SOLICITED: the completion of the peer's receive satisfies Notify.SOLICITED. Only for send, and for write with
@@ -188,6 +191,12 @@ class Operation(NamedInt):
     """The kind of request that completed.
 
     Names:
+        RECEIVE: a receive, which took a message.
+        SEND: a message of this side, with or without an invalidate.
+        BIND, INVALIDATE: a window was bound, or its right taken back.
+        READ, WRITE: an RDMA read, or write, of this side.
+        COMPARE_AND_SWAP, FETCH_AND_ADD, ATOMIC_WRITE: an atomic operation of this side.
+        FLUSH_MEMORY: earlier writes are where flush_memory() wanted them.
         RECEIVE_RDMA_WITH_IMMEDIATE: the peer wrote with immediate data, which uses up a receive. The data are in the
             memory that the peer wrote to. The memory of the receive is unchanged. Only on verbs
             (IBV_WC_RECV_RDMA_WITH_IMM).
@@ -207,7 +216,22 @@ class Operation(NamedInt):
 
 
 class Status(NamedInt):
-    """How a request ended. Completion.native_status has the provider's own number."""
+    """How a request ended. Completion.native_status has the provider's own number.
+
+    Names:
+        SUCCESS: it did what it was posted for.
+        CANCELED: it was outstanding when the connection ended, or it was flushed. An earlier completion has the reason.
+        ACCESS_VIOLATION: memory was used beyond its rights or bounds, at this end or at the peer's. Or its token is
+            wrong, or no longer valid.
+        BUFFER_OVERFLOW: a message was longer than the receive that took it.
+        DATA_OVERRUN: the request has more bytes than the adapter or the peer's receive takes.
+        IO_TIMEOUT: the peer did not answer in time, or had no receive posted for too long.
+        REMOTE_ERROR: the peer's adapter could not serve the request.
+        INVALID_REQUEST: the request was not possible, such as a bind of a bound window.
+        INTERNAL_ERROR: the adapter itself failed.
+        UNKNOWN: ndpy does not know the provider's number.
+    Source: ND2_RESULT (contract F.6); enum ibv_wc_status, ibv_poll_cq(3).
+    """
 
     SUCCESS = 0
     CANCELED = 1
@@ -226,6 +250,7 @@ class CompletionDetails(enum.Flag):
     brings nothing in addition.
 
     Names:
+        NONE: nothing in addition.
         TIMESTAMP: Completion.timestamp, in ticks of the adapter's clock. Adapter.clock() converts them. With
             Capability.TIMESTAMPS.
         WALL_CLOCK: Completion.wall_clock_ns, in nanoseconds since 1970 by the adapter's clock, which somebody has to

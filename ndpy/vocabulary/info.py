@@ -128,6 +128,8 @@ class AdapterInfo:
         provider: "verbs" or "networkdirect".
         transport: "RoCE", "InfiniBand", "iWARP", "unspecified" for a vendor's own or, on Windows, "NetworkDirect".
         driver: the kernel driver, or the provider's DLL.
+        vendor_id, device_id: the numbers of its maker and model, as the adapter tells them. 0 if it tells none.
+        firmware: its version, in the words of its maker. "" if it tells none.
         addresses: the IP addresses that connections can use: those of all its ports, or of the port that was asked for.
             Those that only hosts of the same link reach come last.
         numa_node: its NUMA node. None if the system does not say.

@@ -43,7 +43,8 @@ def describe_link(adapter: str | AdapterInfo, gid_index: int | None = None) -> L
         adapter: the adapter's name, or what the adapter says about itself.
         gid_index: the GID in use, such as QueuePair.path says. None for the one that local_endpoint() chooses.
     Raises:
-        NdpyError: there is no adapter of that name, or it cannot be opened.
+        AdapterNotFoundError: there is no adapter of that name.
+        NdpyError: it cannot be opened.
     """
     if sys.platform == "linux":
         from ndpy.tools.doctor import linux_link
@@ -62,7 +63,10 @@ def describe_link(adapter: str | AdapterInfo, gid_index: int | None = None) -> L
 def record() -> str:
     """Describe this machine for the collection in tests/machines of ndpy's source. Personal data is replaced.
 
-    Raises UnsupportedError on Windows, and ProviderNotFoundError if ndpy's own modules are missing.
+    Returns: the text of such a file.
+    Raises:
+        UnsupportedError: on Windows.
+        ProviderNotFoundError: ndpy's own modules are missing.
     """
     if sys.platform != "linux":
         raise UnsupportedError("only machines with Linux can be recorded", operation="record")

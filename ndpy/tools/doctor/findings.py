@@ -35,7 +35,14 @@ class Verdict(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The result of one check. The remedy says what to do. Only a PASS has none, which is ""."""
+    """The result of one check.
+
+    Attributes:
+        check: the name of the check.
+        verdict: PASS, WARN or FAIL.
+        message: what was found.
+        remedy: what to do. "" for a PASS only.
+    """
 
     check: str
     verdict: Verdict
