@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=_WHERE,
         help="Where tests get their adapter. soft, the default: the software adapter of ndpy, without privileges. here: an "
         "adapter of this machine. vm: the whole session runs in a VM with a driver of the kernel. none: tests that "
-        "need an adapter are skipped. With this option, every test is checked for what it leaves open.",
+        "need an adapter are skipped. With this option, every test is checked for objects that it leaves open.",
     )
     group.addoption(
         "--rdma-adapter", metavar="NAME", help="With --rdma here: the adapter. Default: the first one that is active."
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "rdma(capabilities=None, min_depth=0, quirk=None, leaks=True): the test needs an adapter with these "
         "capabilities and queues of at least this depth, and is skipped if the adapter lacks them. With a quirk that "
-        "the adapter is known to have, it has to fail. leaks=False: it is not checked for what it leaves open.",
+        "the adapter is known to have, it has to fail. leaks=False: it is not checked for objects that it leaves open.",
     )
     where = config.getoption("--rdma")
     for option, needed in (("adapter", "here"), ("driver", "vm"), ("kernel", "vm")):

@@ -34,7 +34,7 @@ class Allocated(ctypes.Structure):
 
 
 def bytes_of_each(make):
-    """How many bytes make() allocates, of what is not freed meanwhile."""
+    """How many bytes make() allocates and does not free."""
     library = ctypes.CDLL(None)
     library.mallinfo2.restype = Allocated
 

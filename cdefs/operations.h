@@ -195,7 +195,7 @@ enum operation_type { BY_RC = 1, BY_UC = 2, BY_UD = 4, BY_XRC = 8 };
     "    sges, context, flags, immediate: as for QueuePair.send().\n" \
     "    destination: the queue.\n" \
     "Raises:\n" \
-    "    TypeError: destination is no XrcDestination.\n" \
+    "    TypeError: destination is not an XrcDestination.\n" \
     "    NotConnectedError, QueueFullError and so on: as for QueuePair.send().\n" \
     "Source: ibv_post_send(3) with IBV_WR_SEND.\n"
 
@@ -209,7 +209,7 @@ enum operation_type { BY_RC = 1, BY_UC = 2, BY_UD = 4, BY_XRC = 8 };
     "    sges, remote, context, flags, immediate: as for QueuePair.write().\n" \
     "    destination: the queue.\n" \
     "Raises:\n" \
-    "    TypeError: destination is no XrcDestination.\n" \
+    "    TypeError: destination is not an XrcDestination.\n" \
     "    NotConnectedError, QueueFullError and so on: as for QueuePair.write().\n" \
     "Source: ibv_post_send(3) with IBV_WR_RDMA_WRITE_WITH_IMM.\n"
 

@@ -68,7 +68,7 @@ def names() -> dict[str, list[str]]:
 
 
 def members(cls: type) -> dict[str, list[str]]:
-    """What a class has and its public base classes have not, with what follows the class's name in its lines. The
+    """The members of a class that its public base classes lack, with the words after the class's name in its lines. The
     members of an enumeration too.
     """
     bases = [base for base in cls.__mro__[1:] if public_names._is_visible(base)]
@@ -214,7 +214,7 @@ class Public(Directive):
         lines: list[str] = []
         for name in self.arguments[0].split():
             if name not in names():
-                raise self.error(f"{name} is no public name")
+                raise self.error(f"{name} is not a public name")
             lines += of(name)
         env = self.state.document.settings.env
         for file in (__file__, docstrings.__file__, *_SOURCES):
@@ -225,7 +225,7 @@ class Public(Directive):
 
 
 def of(name: str) -> list[str]:
-    """reStructuredText of a public name with all that it has."""
+    """reStructuredText of a public name with all its members."""
     thing = find(name)
     if not isinstance(thing, type):
         return _of_function_or_value(name, thing)
@@ -254,7 +254,7 @@ def _public_name(cls: type) -> str | None:
 
 
 def _notes(cls: type) -> list[str]:
-    """What can be done with an object besides naming its attributes."""
+    """What can be done with an object, in addition to naming its attributes."""
     has = set(members(cls))
     said = []
     if "__enter__" in has:

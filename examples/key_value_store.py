@@ -202,7 +202,7 @@ def value_of(number, turn):
 
 
 async def timed(client, count, call):
-    """Call it so often. Returns us for each call, and ms of processor time of the server's thread and process."""
+    """Call it `count` times. Returns us for each call, and ms of processor time of the server's thread and process."""
     before, start = await client.usage(), time.perf_counter()
     for _ in range(count):
         await call()

@@ -149,7 +149,7 @@ class Conversation:
             return Address(*numbers, gid)
         except (ValueError, TypeError):
             sys.exit(
-                f"perftest_peer: the peer sent {data!r}, which is no address of perftest; is -x there and not here?"
+                f"perftest_peer: the peer sent {data!r}, which is not an address of perftest; is -x there and not here?"
             )
 
 

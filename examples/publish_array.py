@@ -100,7 +100,7 @@ class Publisher:
         await self._until(lambda: not self.subscribers)
 
     async def wait_for_subscribers(self, count):
-        """Wait until so many have read a version."""
+        """Wait until `count` subscribers have read a version."""
         await self._until(lambda: self.first_reads >= count)
 
     async def _until(self, condition):
@@ -190,7 +190,7 @@ def main():
     roles = parser.add_subparsers(dest="role", required=True)
     publish = roles.add_parser("publish", parents=[common], help="publish the array of a .npy file")
     publish.add_argument("file", nargs="?", help="default: an array of 100,000 numbers")
-    publish.add_argument("--versions", type=count, default=0, help="stop after so many; default: go on until Ctrl-C")
+    publish.add_argument("--versions", type=count, default=0, help="stop after this many; default: go on until Ctrl-C")
     publish.add_argument("--interval", type=float, default=1, metavar="SECONDS", help="between two versions")
     publish.add_argument("--subscribers", type=count, default=1, metavar="N", help="change nothing before N have come")
     fetch = roles.add_parser("fetch", parents=[common], help="read the array once")

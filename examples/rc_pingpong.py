@@ -46,7 +46,7 @@ def from_wire(data, local, mtu):
         lid, qp_number, psn, gid = data.rstrip(b"\0").decode().split(":")
         lid, qp_number, psn, gid = int(lid, 16), int(qp_number, 16), int(psn, 16), bytes.fromhex(gid)
     except ValueError:
-        sys.exit(f"rc_pingpong: the peer sent {data!r}, which is no LID:QPN:PSN:GID")
+        sys.exit(f"rc_pingpong: the peer sent {data!r}, which is not LID:QPN:PSN:GID")
     transport = local.gid_type.partition(" ")[0]
     if not any(gid) and transport in ("RoCE", "iWARP"):
         sys.exit(f"rc_pingpong: the peer sent no GID, and {transport} cannot do without: start it with -g INDEX")

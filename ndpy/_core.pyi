@@ -28,10 +28,10 @@ from ndpy.vocabulary.flags import Access, FlushKind, Operation, Status
 T = TypeVar("T")
 
 def is_main_interpreter() -> bool:
-    """Whether the caller is no sub-interpreter."""
+    """Whether the caller is not a sub-interpreter."""
 
 class Uncopied:
-    """What can be neither copied nor pickled, because it owns something, or refers to what somebody owns."""
+    """An object that can be neither copied nor pickled, because it owns something, or refers to something that has an owner."""
 
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn: ...
 
@@ -65,7 +65,7 @@ def seconds(value: Any, name: str, /) -> float:
         value: any real number. A negative one is 0. One that is greater than 10**9 is infinite.
         name: of the parameter, for the error.
     Raises:
-        TypeError: it is no number, or a bool.
+        TypeError: it is not a number, or it is a bool.
         ValueError: it is nan.
     """
 
@@ -595,7 +595,7 @@ class WorkQueues(PostingQueue):
             sges, context, flags, immediate: as for QueuePair.send().
             destination: the queue.
         Raises:
-            TypeError: destination is no XrcDestination.
+            TypeError: destination is not an XrcDestination.
             NotConnectedError, QueueFullError and so on: as for QueuePair.send().
         Source: ibv_post_send(3) with IBV_WR_SEND.
         """
@@ -617,7 +617,7 @@ class WorkQueues(PostingQueue):
             sges, remote, context, flags, immediate: as for QueuePair.write().
             destination: the queue.
         Raises:
-            TypeError: destination is no XrcDestination.
+            TypeError: destination is not an XrcDestination.
             NotConnectedError, QueueFullError and so on: as for QueuePair.write().
         Source: ibv_post_send(3) with IBV_WR_RDMA_WRITE_WITH_IMM.
         """
@@ -779,7 +779,7 @@ class CompletionQueue(Resource):
 
         Parameters:
             array: a CompletionArray. What it had before is forgotten.
-            at_least, spin_s: look again and again, for spin_s seconds at most, until the array has so many. Other threads run
+            at_least, spin_s: look again and again, for spin_s seconds at most, until the array has at_least. Other threads run
                 meanwhile. It ends early when another thread needs the queue.
         Raises:
             ValueError: at_least is more than the array holds.
@@ -816,7 +816,7 @@ class Export(Uncopied):
     def __init__(self, buffer: Any, /) -> None: ...
     @property
     def address(self) -> int:
-        """Of the first byte."""
+        """The address of the first byte."""
 
 class Owned(Uncopied):
     """Owned(free, arguments, memory=None): calls free(*arguments) when nothing refers to it any longer. Exports the memory."""

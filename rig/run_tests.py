@@ -53,7 +53,8 @@ NOT_THERE = 3
 
 @dataclass(frozen=True)
 class Step:
-    """A command. Of what a brief one prints, the end is shown, or all if it fails. `allowed` is no failure, as 0."""
+    """A command. If it is brief, only the end of its output is shown, or all of it if it fails. The exit status `allowed`
+    counts as success, like 0."""
 
     command: Iterable[str | Path]
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -315,7 +316,7 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the run. It takes so many seconds on a quiet machine, of whose two processors it has two thirds of one."""
+    """A part of the run. `seconds` is its time on a quiet machine, with two thirds of a processor."""
 
     name: str
     takes_s: int
@@ -572,7 +573,7 @@ def main(names: list[str]) -> int:
     print("parts:", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in run.took.items()))
     for name in run.failed:
         lines = (RESULTS / f"part-{name}.log").read_text(errors="replace").splitlines(keepends=True)
-        print(f"== the end of what {name} printed\n{''.join(lines[-10:])}", end="")
+        print(f"== the end of the output of {name}\n{''.join(lines[-10:])}", end="")
     print(run.begins("end"), end="")
     if run.failed:
         print(f"failed: {' '.join(run.failed)}")

@@ -228,7 +228,7 @@ static PyMemberDef adapter_members[] = {
 static PyGetSetDef adapter_properties[] = {
     {"_closing", adapter_closing, adapter_set_closing, "Set by close(). From then on no object can be made.", NULL},
     {"_device", adapter_device, adapter_set_device,
-     "The adapter itself. Of a protection domain, the adapter that it was made from.", NULL},
+     "The adapter itself. For a protection domain: the adapter that it was made from.", NULL},
     {"_is_used", adapter_is_used, NULL, "Whether objects of it are open, or are being made.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -241,8 +241,7 @@ static PyMethodDef adapter_methods[] = {
      "_own_children($self, /)\n--\n\nThe open objects that were made from this adapter. Other threads do not change "
      "this "
      "list."},
-    {"_own_child", adapter_own_child, METH_O,
-     "_own_child($self, serial, /)\n--\n\nThe one of them with this number, or None."},
+    {"_own_child", adapter_own_child, METH_O, "_own_child($self, serial, /)\n--\n\nThe one with this number, or None."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -184,7 +184,7 @@ static PyMemberDef queue_members[] = {
     {"_posted_requests", T_OBJECT_EX, offsetof(CompletionQueue, posted), READONLY,
      "By the serial number of the queue pair, until its last completion is taken."},
     {"depth", T_UINT, offsetof(CompletionQueue, depth), 0, NULL},
-    {"_waiters", T_OBJECT_EX, offsetof(CompletionQueue, waiters), 0, "A list of what threads sleep on."},
+    {"_waiters", T_OBJECT_EX, offsetof(CompletionQueue, waiters), 0, "A list of the objects on which threads sleep."},
     {"_idle_waiters", T_OBJECT_EX, offsetof(CompletionQueue, idle_waiters), 0,
      "Those that are free for the next threads."},
     {"_armed", T_OBJECT_EX, offsetof(CompletionQueue, armed), 0,
@@ -240,7 +240,7 @@ PyDoc_STRVAR(poll_into_doc, "poll_into($self, array, *, at_least=1, spin_s=0.0)\
                             "Parameters:\n"
                             "    array: a CompletionArray. What it had before is forgotten.\n"
                             "    at_least, spin_s: look again and again, for spin_s seconds at most, until the array "
-                            "has so many. Other threads run\n"
+                            "has at_least. Other threads run\n"
                             "        meanwhile. It ends early when another thread needs the queue.\n"
                             "Raises:\n"
                             "    ValueError: at_least is more than the array holds.\n"

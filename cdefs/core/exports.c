@@ -142,7 +142,7 @@ static PyObject *export_address(PyObject *self, void *Py_UNUSED(none))
 }
 
 static PyGetSetDef export_properties[] = {
-    {"address", export_address, NULL, "Of the first byte.", NULL},
+    {"address", export_address, NULL, "The address of the first byte.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -42,8 +42,8 @@ static PyObject *refuse_copy(PyObject *self, PyObject *Py_UNUSED(protocol))
     if (!name)
         return NULL;
     PyErr_Format(PyExc_TypeError,
-                 "%U objects can be neither copied nor pickled, because they stand for what this process has of an "
-                 "adapter. Threads may share "
+                 "%U objects can be neither copied nor pickled, because they stand for something that this process has "
+                 "opened. Threads may share "
                  "one. Another process opens the adapter itself; values such as RemoteMemory, Endpoint and AdapterInfo "
                  "can be sent to it",
                  name);
@@ -57,7 +57,8 @@ static PyMethodDef uncopied_methods[] = {
 };
 
 static PyType_Slot uncopied_slots[] = {
-    {Py_tp_doc, "What can be neither copied nor pickled, because it owns something, or refers to what somebody owns."},
+    {Py_tp_doc, "An object that can be neither copied nor pickled, because it owns something, or refers to something "
+                "that has an owner."},
     {Py_tp_methods, uncopied_methods},
     {0, NULL},
 };
@@ -205,7 +206,7 @@ static PyObject *is_main_interpreter(PyObject *Py_UNUSED(module), PyObject *Py_U
 
 static PyMethodDef module_functions[] = {
     {"is_main_interpreter", is_main_interpreter, METH_NOARGS,
-     "is_main_interpreter($module, /)\n--\n\nWhether the caller is no sub-interpreter."},
+     "is_main_interpreter($module, /)\n--\n\nWhether the caller is not a sub-interpreter."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -50,7 +50,7 @@ PyDoc_STRVAR(seconds_doc,
              "    value: any real number. A negative one is 0. One that is greater than 10**9 is infinite.\n"
              "    name: of the parameter, for the error.\n"
              "Raises:\n"
-             "    TypeError: it is no number, or a bool.\n"
+             "    TypeError: it is not a number, or it is a bool.\n"
              "    ValueError: it is nan.");
 
 static PyObject *seconds_of(PyObject *Py_UNUSED(module), PyObject *arguments)

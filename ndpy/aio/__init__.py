@@ -5,7 +5,7 @@
         await connection.send(b"hello")
         answer = await connection.receive()
 
-The two ends may run on Linux and on Windows. docs/aio_protocol.md has the format of what they exchange.
+The two ends may run on Linux and on Windows. docs/aio_protocol.md has the format of the frames that they exchange.
 """
 
 from ndpy.aio.connection import Connection

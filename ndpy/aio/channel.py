@@ -188,8 +188,8 @@ class Channel(Uncopied):
     def probe(self) -> None:
         """Post an empty write if somebody has waited for the same thing since the last call.
 
-        So a host that has died is noticed also where everything that was sent had arrived. Who waits for a message does
-        it less often, because peers may be silent for long.
+        So a host that has died is noticed also where everything that was sent had arrived. A task that
+        waits for a message does it less often, because peers may be silent for long.
         """
         waits = self.who_waits()
         if waits != self._waits or waits == _NOTHING:

@@ -48,8 +48,8 @@ class Connection(Uncopied):
     Many tasks may use it at once.
 
     Attributes:
-        queue_pair, connector, adapter: what it is made of, for what it does not offer itself. Do not post requests
-            there.
+        queue_pair, connector, adapter: the objects below the connection. Use them for things that the connection does
+            not offer. Do not post requests there.
     """
 
     connector: Connector | None = None

@@ -194,7 +194,7 @@ class Hub(Uncopied):
     # ---- members ----
 
     def add(self, member: Member, completions: int) -> None:
-        """Give a member its number, and a queue with room for so many completions."""
+        """Give a member its number, and a queue with room for that many completions."""
         limit = self.adapter.info.max_completion_queue_depth
         queue = next((queue for queue, room in self._room.items() if room >= completions), None)
         if queue is None:

@@ -30,8 +30,8 @@ class _Incoming:
 
     Attributes:
         place: how many messages came before it.
-        slot: where it is, in a receive that is posted again when it has been taken. Of an offer, None.
-        contents: of a message whose connection has ended. Its slot is somebody else's then.
+        slot: the number of its receive, which is posted again when the message has been taken. None for an offer.
+        contents: of a message whose connection has ended. Then its slot belongs to somebody else.
         withdrawn: whether the peer has asked for the answer without a reading.
     """
 

@@ -16,7 +16,7 @@ from ndpy.vocabulary.flags import Access
 
 @dataclass
 class CacheStats:
-    """Counts of what a cache has done since it was made, and of what is registered now.
+    """Counts of a cache's actions since it was made, and of the memory that is registered now.
 
     Attributes:
         hits: requests that found a region.

@@ -34,7 +34,7 @@ class MemoryRange(Uncopied):
         view: the export.
         root: the object that owns the memory. None for memory that the caller watches, MONITORED for memory that a
             monitor watches.
-        watchable: whether a weak reference to the root tells of the end of the memory.
+        watchable: whether a weak reference to the root shows the end of the memory.
         entry: the entry in which it was found.
     """
 

@@ -697,7 +697,7 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
             raise busy(self, used)
 
     def _uses(self) -> list[str]:
-        """Descriptions of what is in use or being registered. Called under the lock."""
+        """Descriptions of the memory that is in use or being registered. Called under the lock."""
         used = [f"{entry.uses} uses of {entry.region._describe()}" for entry in self._entries if entry.uses]
         return used + [f"a registration of {loading.end - loading.start} bytes" for loading in self._loading]
 

@@ -42,7 +42,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Data:
-    """Bytes, at most so many. As text: hexadecimal digits."""
+    """Bytes, at most `most` of them. As text: hexadecimal digits."""
 
     name: str
     maximum: int
@@ -58,7 +58,7 @@ class Call:
         errnos: what drivers and kernels return, the most usual one first.
         reference: the page of the manual.
         of_queue_pair: its calls are counted for each queue pair, otherwise for the process.
-        limited: whether it makes objects of which there is a limited number.
+        limited: whether it makes objects whose number can be limited.
         executors: which of the executors for programs that use verbs can make its calls faulty.
         softnd: "slow" if softnd can make its calls slow, "full" if it can also make them fail as if the adapter or the
             queue were full. "": NetworkDirect has no such call.
@@ -213,8 +213,8 @@ VALUES = (
     Word("errno", ERRNOS, "the error number"),
     Word("status", tuple(status.name for status in STATUSES), "the status, as in ibv_poll_cq(3) without IBV_WC_"),
     Number("ms", 0, DAY_MS, "milliseconds"),
-    Number("limit", 0, MOST, "so many objects can be there at once"),
-    Number("bytes", 0, MOST, "so many bytes are sent before"),
+    Number("limit", 0, MOST, "the most objects that can exist at once"),
+    Number("bytes", 0, MOST, "how many bytes are sent before"),
     Data("data", 256, "private data, which the program gets with the rejection"),
 )
 
@@ -276,7 +276,7 @@ KINDS = (
         "IBTA vol. 1, 9.5: the data is there at the completion, not before; ibv_query_qp_data_in_order(3)", refused=_NOT_THE_SHIM,
     ),
     Kind(
-        "message", "corrupt", "one byte of the data is wrong", "as usual: no status tells of it",
+        "message", "corrupt", "one byte of the data is wrong", "as usual: no status shows it",
         "wrong memory, or a wrong bit on a bus behind the CRC; for programs with checksums of their own",
     ),
     # ---- connections ----
@@ -293,18 +293,18 @@ KINDS = (
         "rdma_reject(3); RFC 5044, 7.1", optional=("data",),
     ),
     Kind(
-        "connection", "lose", "the connection is lost when so many bytes were sent, or at once",
+        "connection", "lose", "the connection is lost when `bytes` bytes were sent, or at once",
         "the queue pair is in the error state, and its outstanding requests are flushed",
         "RFC 5044, 8.2; rdma_get_cm_event(3): RDMA_CM_EVENT_DISCONNECTED, or CONNECT_ERROR if it did not exist yet",
         optional=("bytes",), refused=_NOT_THE_SHIM,
     ),
     Kind(
-        "connection", "disconnect", "the peer disconnects when so many bytes were sent, or at once",
+        "connection", "disconnect", "the peer disconnects when `bytes` bytes were sent, or at once",
         "the queue pair is in the error state, and its outstanding requests are flushed", "rdma_disconnect(3)",
         optional=("bytes",),
     ),
     Kind(
-        "connection", "mute", "the peer's host says nothing more when so many bytes were sent, or at once",
+        "connection", "mute", "the peer's host falls silent when `bytes` bytes were sent, or at once",
         "requests do not complete until the connection is given up", "a host that has lost its power",
         optional=("bytes",), refused=_NOT_THE_SHIM,
     ),
@@ -341,7 +341,7 @@ KINDS = (
     ),
     Kind(
         "adapter", "remove", "the adapter is gone",
-        "every call fails with EIO, but those that destroy; outstanding requests are flushed",
+        "every call fails with EIO, except those that destroy; outstanding requests are flushed",
         f"{_EVENTS}: IBV_EVENT_DEVICE_FATAL; rdma_get_cm_event(3): RDMA_CM_EVENT_DEVICE_REMOVAL",
     ),
     Kind(

@@ -26,7 +26,7 @@ class Passages:
         at: "call", "request", "message", "connection" or "adapter".
         name: the call or the operation, or "".
         queue_pair: its number in the order of creation, or 0.
-        count: so often. Of several processes, the greatest count.
+        count: how often it was reached. With several processes, the greatest count.
     """
 
     at: str

@@ -48,14 +48,14 @@ class Fault:
         operation: for requests and messages, which: "send", "write", "receive" … Default: all.
         queue_pair: only this one. They are counted in the order in which the process creates them, from 1.
         peer: only connections with this IP address.
-        min_size, max_size: only requests and messages of so many bytes.
+        min_size, max_size: only requests and messages of at least, and at most, this many bytes.
         content: only requests and messages whose data begins with these bytes, at most 64.
         nth: at this one, counted from 1, of those that the words above choose. Requests, messages, and calls of a queue
             pair are counted for each queue pair. Connections and other calls are counted for the process.
         every: at each one whose number is a multiple of this.
         probability: at some, from 0 to 1. The scenario's seed decides at which.
         after_ms, until_ms: only in this time, since the program has opened its first adapter.
-        times: so often at most; with nth, from that one on. Default: once with nth and for the adapter, else without end.
+        times: at most this often; with nth, from that one on. Default: once with nth and for the adapter, else without end.
         errno, status, ms, limit, bytes, data: values of the kind.
     Raises:
         ScenarioError: a word that this kind does not have, that is missing, or that is out of its bounds.
@@ -125,7 +125,7 @@ def _place_of(fault: Fault) -> str:
     found = [kind.at for kind in kinds.kinds_named(do)]
     if not found:
         names = dict.fromkeys(kind.do for kind in kinds.KINDS)
-        raise ScenarioError(f"{do!r} is no kind of fault; there are {', '.join(names)}", "do")
+        raise ScenarioError(f"{do!r} is not a kind of fault; the kinds are {', '.join(names)}", "do")
     if not fault.at:
         if len(found) > 1:
             raise ScenarioError(f"{do} can be at {one_of(f'a {at}' for at in found)}; say which with at", "do")
@@ -148,7 +148,7 @@ def _check_which(fault: Fault) -> None:
         _refuse(fault, "peer")
     if fault.operation is not None and _text(fault, "operation") not in kinds.OPERATIONS:
         raise ScenarioError(
-            f"{fault.operation!r} is no operation; there are {', '.join(kinds.OPERATIONS)}", "operation"
+            f"{fault.operation!r} is not an operation; the operations are {', '.join(kinds.OPERATIONS)}", "operation"
         )
     if fault.do == "late_receive" and fault.operation != "receive":
         raise ScenarioError("late_receive needs operation = 'receive'", "operation")
@@ -161,7 +161,7 @@ def _check_which(fault: Fault) -> None:
         try:
             ipaddress.ip_address(_text(fault, "peer"))
         except ValueError:
-            raise ScenarioError(f"peer is {fault.peer!r}, which is no IP address", "peer") from None
+            raise ScenarioError(f"peer is {fault.peer!r}, which is not an IP address", "peer") from None
 
 
 def _check_call(fault: Fault, name: str) -> None:
@@ -173,7 +173,7 @@ def _check_call(fault: Fault, name: str) -> None:
         raise ScenarioError(f"no faults are known of a call {name!r}; there are {names}", "call")
     if fault.do == "limit" and not call.limited:
         names = one_of(each.name for each in kinds.CALLS if each.limited)
-        raise ScenarioError(f"{name} makes nothing of which there is a limited number, as {names} do", "call")
+        raise ScenarioError(f"{name} makes no objects whose number can be limited; use {names}", "call")
     if fault.queue_pair is not None and not call.of_queue_pair:
         raise ScenarioError(f"{name} has no queue pair", "queue_pair")
 

@@ -76,8 +76,8 @@ def _is_single(kind: Kind, place: Passages, executor: str) -> bool:
 
 
 def choose(found: Sequence[Group], most: int, seed: int) -> Iterator[Fault]:
-    """All faults of the groups if there are at most so many. Otherwise of each group the first and the last, and then
-    others by chance, until there are so many.
+    """All faults of the groups, if there are at most `most`. Otherwise the first and the last of each group, and then
+    others by chance, up to `most` faults.
     """
     draw = random.Random(seed)
     left = [_order(len(group), draw) for group in found]

@@ -451,8 +451,8 @@ class Adapter(Registrar):
 
         Returns: for each port's number a dictionary of the counters, with the names that the driver gives them. They
             count since the driver was loaded, or since they were reset, for all programs. port_xmit_data and
-            port_rcv_data count in units of 4 bytes. ndpy.vocabulary.counters.is_error() tells whether a name stands for
-            what should not happen.
+            port_rcv_data count in units of 4 bytes. ndpy.vocabulary.counters.is_error() tells whether a name counts
+            errors.
         Raises:
             UnsupportedError: info.capabilities lacks COUNTERS.
         Source: /sys/class/infiniband/NAME/ports/PORT/counters and hw_counters; rdma-statistic(8).

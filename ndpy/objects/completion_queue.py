@@ -67,8 +67,8 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
     """Holds the completions of requests. Made by Adapter.create_completion_queue(). Many threads may use it.
 
     If more completions arrive than the queue holds, it is overrun (contract G.3). It still gives what it kept. Then
-    every call that takes completions or waits raises CompletionQueueOverrunError, and so do the calls of its queue
-    pairs, but close().
+    every call that takes completions or waits raises CompletionQueueOverrunError, and so do all calls of its queue
+    pairs except close().
 
     Attributes:
         depth: how many completions the program asked it to hold.
@@ -175,9 +175,9 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
         """What the program gets for one struct ndpy_completion, or None. Under the lock.
 
         cdefs/core/completion_queue.c handles most completions by itself. Here come the failed ones, those of a shared
-        receive queue, those of requests that windows have to hear of, and those of queue pairs that are watched.
+        receive queue, those of requests that change windows, and those of queue pairs that are watched.
 
-        news: (requests, whether one has failed) is added to it for what the queue pair has to hear of without the lock.
+        news: (requests, whether one has failed) is added to it. The queue pair handles these later, without the lock.
         """
         flags = entry[9]
         if flags & _FROM_SHARED_QUEUE:

@@ -31,8 +31,8 @@ class ReadLimits(NamedTuple):
 class RetryPolicy:
     """How often this side's adapter tries again before a message counts as lost, for connect() and accept().
 
-    The policy holds for what this side sends. Only min_rnr_timer concerns what this side receives. The peer chooses for
-    what the peer sends. A field that is None keeps the value that a connection has without a policy.
+    The policy holds for messages that this side sends. The peer chooses its own policy for messages that it sends. Only
+    min_rnr_timer concerns messages that this side receives. A field that is None keeps the value that a connection has without a policy.
 
     Only adapters with RETRY_POLICY in info.capabilities have a policy: iWARP leaves retries to TCP, and NetworkDirect
     leaves them to its provider.
@@ -115,8 +115,8 @@ def lower_limits(one: ReadLimits, other: ReadLimits) -> ReadLimits:
 
 
 def check_private_data(private_data: bytes, max_length: int, operation: str) -> bytes:
-    """Return the data as bytes. Raises TypeError for what is not a buffer, LimitExceededError for more than max_length
-    bytes.
+    """Return the data as bytes. Raises TypeError unless they are a buffer, and LimitExceededError for more than
+    max_length bytes.
     """
     if not isinstance(private_data, bytes):
         # bytes() would take a number for a length, and a list for numbers.

@@ -199,7 +199,7 @@ class DatagramQueuePair(QueuePair, DatagramSteps):
             timeout_s: how long to wait. None waits for ever.
         Returns: the membership. Its `destination` is for send().
         Raises:
-            ValueError: this is no address of a multicast group, or the queue pair's qkey is not MANAGER_QKEY.
+            ValueError: this is not an address of a multicast group, or the queue pair's qkey is not MANAGER_QKEY.
             AddressUnreachableError: the adapter has no address of that family.
             TimeoutError: there was no answer in time.
             ProviderError: the connection manager or the adapter refused.
@@ -282,7 +282,7 @@ class DatagramQueuePair(QueuePair, DatagramSteps):
             immediate: as for QueuePair.send().
         Raises:
             LimitExceededError: there are more than max_datagram bytes, or too many elements.
-            TypeError: destination is no Destination.
+            TypeError: destination is not a Destination.
             QueueFullError and so on: as for QueuePair.send().
         Source: ibv_post_send(3), wr.ud.
         """

@@ -1,4 +1,4 @@
-"""What an adapter tells of itself: ports that go up and down, changed addresses, queue pairs that fail."""
+"""Events of an adapter: ports that go up and down, changed addresses, queue pairs that fail."""
 
 from __future__ import annotations
 

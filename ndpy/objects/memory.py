@@ -547,7 +547,7 @@ def plain_view(buffer: Any) -> memoryview:
     """Return a view of a buffer whose bytes lie one after the other, in the order of its elements.
 
     This alone decides what can be registered, sent, received into, read, written and exposed, however long it is. Only
-    what C registers by itself does not come here: that is a part of what this allows.
+    memory that C registers by itself does not come here, and this would allow all of it.
 
     Raises:
         TypeError: it is not a buffer.

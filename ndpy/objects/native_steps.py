@@ -108,7 +108,7 @@ class Classes:
 
 
 class AdapterSteps(abc.ABC):
-    """Of an open adapter."""
+    """The steps of an open adapter."""
 
     __slots__ = ()
 
@@ -178,7 +178,7 @@ class AdapterSteps(abc.ABC):
 
 
 class ThreadSteps(abc.ABC):
-    """Of the thread that waits for an adapter's events."""
+    """The steps of the thread that waits for an adapter's events."""
 
     __slots__ = ()
 
@@ -196,7 +196,7 @@ class ThreadSteps(abc.ABC):
 
 
 class RegionSteps(abc.ABC):
-    """Of a region, under its lifetime's lock."""
+    """The steps of a region, under its lifetime's lock."""
 
     __slots__ = ()
 
@@ -248,7 +248,7 @@ class RegionSteps(abc.ABC):
 
 
 class WindowSteps(abc.ABC):
-    """Of a memory window."""
+    """The steps of a memory window."""
 
     __slots__ = ()
 
@@ -262,7 +262,7 @@ class WindowSteps(abc.ABC):
 
 
 class CompletionQueueSteps(abc.ABC):
-    """Of a completion queue."""
+    """The steps of a completion queue."""
 
     __slots__ = ()
 
@@ -331,7 +331,7 @@ class CompletionQueueSteps(abc.ABC):
 
 
 class SharedReceiveQueueSteps(abc.ABC):
-    """Of a shared receive queue. All of it under its lock, unless it says otherwise."""
+    """The steps of a shared receive queue. All are called under its lock, unless they say otherwise."""
 
     __slots__ = ()
 
@@ -356,7 +356,7 @@ class SharedReceiveQueueSteps(abc.ABC):
 
 
 class ConnectorSteps(abc.ABC):
-    """Of a connector. All of it under the state lock, unless it says otherwise."""
+    """The steps of a connector. All are called under the state lock, unless they say otherwise."""
 
     __slots__ = ()
 
@@ -427,7 +427,7 @@ class ConnectorSteps(abc.ABC):
 
 
 class ListenerSteps(abc.ABC):
-    """Of a listener."""
+    """The steps of a listener."""
 
     __slots__ = ()
 
@@ -444,7 +444,7 @@ class ListenerSteps(abc.ABC):
 
 
 class PollerSteps:
-    """Of a poller. Not abstract, because type checkers would refuse `Poller()`, which makes the platform's class."""
+    """The steps of a poller. Not abstract, because type checkers would refuse `Poller()`, which makes the platform's class."""
 
     __slots__ = ()
 
@@ -474,7 +474,7 @@ class PollerSteps:
 
 
 class QueuePairSteps(abc.ABC):
-    """Of a queue pair. All of it under its lock, unless it says otherwise."""
+    """The steps of a queue pair. All are called under its lock, unless they say otherwise."""
 
     __slots__ = ()
 
@@ -618,7 +618,7 @@ class QueuePairSteps(abc.ABC):
 
 
 class DestinationSteps(abc.ABC):
-    """Of a destination of datagrams."""
+    """The steps of a destination of datagrams."""
 
     __slots__ = ()
 
@@ -670,7 +670,7 @@ class DeviceMemorySteps(abc.ABC):
 
     @abc.abstractmethod
     def _native_write(self, offset: int, view: memoryview, length: int) -> None:
-        """Copy so many bytes into it. Under the lock of its lifetime, as is _native_read()."""
+        """Copy `length` bytes into it. Called under the lock of its lifetime, like _native_read()."""
 
     @abc.abstractmethod
     def _native_read(self, offset: int, length: int) -> bytes:
@@ -682,7 +682,7 @@ class DeviceMemorySteps(abc.ABC):
 
 
 class XrcDomainSteps(abc.ABC):
-    """Of a domain of XRC."""
+    """The steps of a domain of XRC."""
 
     __slots__ = ()
 

@@ -95,7 +95,7 @@ class Pending(Uncopied, concurrent.futures.Future[T]):
                     self._condition.wait(self._at_a_stretch(left_s))
 
     def _at_a_stretch(self, left_s: float | None) -> float | None:
-        """How much of the time that is left this thread may wait without a look at what else there is."""
+        """How much of the remaining time this thread may wait before it has to look at something else."""
         return left_s
 
     def result(self, timeout_s: float | None = None) -> T:

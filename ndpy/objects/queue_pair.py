@@ -122,7 +122,7 @@ class QueuePair(QueuePairConnection):
         nothing.
 
         Parameters:
-            operation: WRITE or RECEIVE for what peers write and send, READ for what this side reads.
+            operation: WRITE or RECEIVE for data that peers write and send, READ for data that this side reads.
         Raises:
             ValueError: the operation writes no message.
             UnsupportedError: info.capabilities lacks DATA_IN_ORDER, as on every NetworkDirect adapter.

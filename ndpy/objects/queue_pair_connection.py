@@ -90,8 +90,7 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
 
     @property
     def path(self) -> PathInfo | None:
-        """The path of its connection, which the adapter is asked for at each look. It also tells of an ended
-        connection.
+        """The path of its connection. Each look asks the adapter, even after the connection has ended.
 
         Returns: None if the transport does not tell: on iWARP, whose connections are those of TCP, and on
             NetworkDirect.
@@ -240,7 +239,7 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
     ) -> Endpoint:
         """This side's part of a connection without a connection manager. The other side gives it to connect_endpoint().
 
-        Later calls return the same endpoint, since the peer may have it already, except for what the arguments ask for.
+        Later calls return the same endpoint, since the peer may have it already. Only the values that the arguments give change.
 
         Parameters:
             gid_index: the GID to use, as ibv_rc_pingpong's -g. None chooses by rank: RoCE v2 before v1, routable before
@@ -293,7 +292,7 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
             inbound_read_limit: how many reads of the peer may run at once. None for the adapter's limit. A larger limit
                 is lowered to that.
             outbound_read_limit: how many reads of this side may run at once. None for the adapter's limit. A larger
-                limit is lowered to that, and to what the remote endpoint says that it serves. read_limits has both
+                limit is lowered to that, and to the number that the remote endpoint serves. read_limits has both
                 results.
             retry: see RetryPolicy. Fields that are None are as in ibv_rc_pingpong: retry_count 7 (6 on rxe),
                 rnr_retry_count ENDLESS, min_rnr_timer 12, ack_timeout 14.

@@ -106,7 +106,7 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
                 f"{access!r:.80}"
             ) from None
         if bits & _NO_ACCESS:
-            raise errors.InvalidFlagsError(f"register: {bits:#x} has bits that are no Access flags")
+            raise errors.InvalidFlagsError(f"register: {bits:#x} has bits that are not Access flags")
         if bits & _SPECIAL:
             for right, capability in _NEEDED_FOR.items():
                 if bits & right:
@@ -138,7 +138,7 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
             UnsupportedError: info.capabilities lacks DEVICE_MEMORY, as on every NetworkDirect adapter.
             LimitExceededError: the length is out of range.
             ValueError: the alignment is not a power of two.
-            InsufficientResourcesError: so much is not free.
+            InsufficientResourcesError: not enough memory is free.
         Source: ibv_alloc_dm(3).
         """
         self._require(Capability.DEVICE_MEMORY, "alloc device memory")

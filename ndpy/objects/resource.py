@@ -62,7 +62,9 @@ _MAKERS = {
 
 
 class _Made(abc.ABCMeta):
-    """The type of classes whose objects are made by other objects. A program that calls such a class learns by what."""
+    """The type of classes whose objects are made by other objects. If a program calls such a class, the error names the
+    right call.
+    """
 
     # Not for type checkers, which take the parameters from __init__().
     if not TYPE_CHECKING:

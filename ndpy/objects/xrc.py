@@ -99,7 +99,7 @@ class XrcDomain(AdapterObject, XrcDomainSteps):
     def create_shared_receive_queue(
         self, receive_cq: CompletionQueue, depth: int, *, max_sge: int = 1, threshold: int = 0
     ) -> XrcReceiveQueue:
-        """Make a queue of receives for what peers send to its number.
+        """Make a queue of receives for messages that peers send to its number.
 
         Parameters:
             receive_cq: takes the completions of the receives.

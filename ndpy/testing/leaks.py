@@ -1,5 +1,5 @@
 """What a test leaves behind: objects of ndpy that are open, descriptors, threads and tasks, exceptions that nobody could
-catch, and bugs that the kernel's log tells of.
+catch, and bugs that the kernel's log reports.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class Peer(Channel):
                 raise PeerFailed(value)
 
     def kill(self) -> None:
-        """End the process at once, as if its machine had lost power. Its end is no failure of the test then."""
+        """End the process at once, as if its machine had lost power. The test does not fail because of that."""
         self.process.kill()
         self.process.wait()
         self._ended = ("returned", None)

@@ -60,7 +60,7 @@ def makes_faults(name: str) -> bool:
 def require(item: pytest.Item) -> bool:
     """What the marker of a test asks for. Skips if the adapter lacks it, and fails if there is no adapter.
 
-    Returns whether the test is checked for what it leaves open.
+    Returns whether the test is checked for objects that it leaves open.
     """
     marker = item.get_closest_marker("rdma")
     place = where(item.config)

@@ -48,7 +48,7 @@ def scenarios(of: st.SearchStrategy[Fault] | None = None, *, max_faults: int = 3
 
     Parameters:
         of: the faults, by default faults().
-        max_faults: so many at most.
+        max_faults: the most faults of one scenario.
     """
     listed = st.lists(faults() if of is None else of, min_size=1, max_size=max_faults)
     return st.builds(Scenario, listed, st.integers(0, 2**64 - 1))

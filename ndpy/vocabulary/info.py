@@ -20,7 +20,7 @@ class NetworkInterface:
         kind: "ethernet", "ipoib", "loopback", "vlan", "bond", "bridge" or another word of Linux for it. A macvlan is
             "ethernet", with a parent. "unknown" on Windows.
         parent: the interface that it lies on, the first one if there are several. None if it lies on none.
-        vlan: the ID of the VLAN, 1 to 4094. None if it is no VLAN's, or the system does not say.
+        vlan: the ID of the VLAN, 1 to 4094. None if it is not that of a VLAN, or the system does not say.
         addresses: its IP addresses. Those that only hosts of the same link reach come last.
     """
 
@@ -42,7 +42,7 @@ class Gid:
         address: the value as an IP address.
         netdev: the network interface that it belongs to. None if there is none in this network namespace, as on
             InfiniBand.
-        vlan: the ID of the VLAN whose tag packets from it get. None if that interface is no VLAN's.
+        vlan: the ID of the VLAN whose tag packets from it get. None if that interface does not belong to a VLAN.
     """
 
     index: int

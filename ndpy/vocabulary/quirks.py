@@ -1,4 +1,4 @@
-"""The quirks: what drivers and transports do otherwise than others, or otherwise than specified.
+"""The quirks: what drivers and transports do differently from others, or differently from their specification.
 
 Three readers use it:
 
@@ -159,7 +159,7 @@ class Quirk(enum.Enum):
         workaround="ndpy sets the state again after each such receive",
     )
     RXE_ACCESS_EVENT_COMES_EARLY = _rxe(
-        "rxe tells of a peer's wrong access before it has answered the peer; it ends the queue pair itself after that",
+        "rxe reports a peer's wrong access before it has answered the peer; it ends the queue pair itself after that",
         "Linux drivers/infiniband/sw/rxe/rxe_resp.c",
         workaround="ndpy leaves the queue pair to the driver",
     )
@@ -178,7 +178,7 @@ class Quirk(enum.Enum):
     )
     RXE_TELLS_NO_FAILURES = _rxe(
         "rxe of some kernels tells nobody on this side when a peer's wrong request has made a queue pair fail",
-        "Linux drivers/infiniband/sw/rxe/rxe_resp.c; seen on 6.1, while siw tells of each",
+        "Linux drivers/infiniband/sw/rxe/rxe_resp.c; seen on 6.1, while siw reports each",
     )
     RXE_TELLS_NO_LAST_RECEIVE = _rxe(
         "rxe of some kernels does not tell when a failed queue pair takes no more receives of its shared receive queue",

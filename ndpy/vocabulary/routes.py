@@ -142,7 +142,7 @@ def _of_version(addresses: Sequence[str], version: int) -> list[_Own]:
 
 
 def _have(own: Sequence[_Own], chosen: _Own | None) -> _Own | None:
-    """The one of these that is the address that the system chose, if there is one."""
+    """The one that has the address that the system chose, if there is one."""
     return next((entry for entry in own if chosen is not None and entry[1:] == chosen[1:]), None)
 
 
@@ -253,7 +253,7 @@ def _explain(info: AdapterInfo, host: str, chosen: _Own | None, number: int, int
     interface = next((name for name, entries in interfaces.items() if _has(entries, chosen)), "")
     return (
         f"this machine's route to {host} leaves from {chosen.host}{f' of {interface}' if interface else ''}, which is "
-        f"no address of {info.name}; `{command}` shows the route. Open the adapter with that address, or bind the "
+        f"not an address of {info.name}; `{command}` shows the route. Open the adapter with that address, or bind the "
         f"connector to one of {info.name}'s: {', '.join(info.addresses)}"
     )
 

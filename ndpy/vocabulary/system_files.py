@@ -93,7 +93,7 @@ def refusal(place: Path) -> OSError | None:
 class Snapshot:
     """Files and folders as they were when they were first looked at. Each is read once.
 
-    Files change. Make a new one for each description of what they show, and keep none.
+    Files change. Make a new one for each description, and do not keep it.
     """
 
     def __init__(self) -> None:

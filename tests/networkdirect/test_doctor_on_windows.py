@@ -355,8 +355,8 @@ def test_an_interface_that_is_up_and_one_that_windows_does_not_show(monkeypatch)
     monkeypatch.setattr(windows.interfaces.psutil, "net_if_stats", dict)
     found = list(windows._examine_interfaces("it", ["fe80::1%9", "127.0.0.1", "192.0.2.1", "?"]))
     assert [verdict(each) for each in found] == ["WARN", "WARN", "PASS"]
-    assert "192.0.2.1 is no address" in found[0].message
-    assert "? is no address" in found[1].message
+    assert "192.0.2.1 is not an address" in found[0].message
+    assert "? is not an address" in found[1].message
     assert found[2].message == "up: port"
 
 

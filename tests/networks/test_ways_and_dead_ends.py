@@ -105,7 +105,8 @@ def test_an_adapter_that_the_routes_do_not_choose_is_used_by_its_own(network):
     kind, message = near.call("networks.ends:refusal", "10.9.0.7", server.address[1], 5)
     assert kind == "AddressUnreachableError"
     assert (
-        "leaves from 10.1.0.1 of eth0, which is no address of soft0; `ip route get 10.9.0.7` shows the route" in message
+        "leaves from 10.1.0.1 of eth0, which is not an address of soft0; `ip route get 10.9.0.7` shows the route"
+        in message
     )
     near.ip("rule add from 10.2.0.1 lookup 102")
     assert near.call("networks.ends:exchange", "10.9.0.7", server.address[1])[0] == "10.2.0.1"

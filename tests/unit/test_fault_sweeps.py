@@ -105,7 +105,7 @@ def test_a_sweep_that_cannot_begin_says_why(words, status, said):
 def test_a_pattern_that_is_none_is_refused():
     done = invoke("sweep", "--lost-data", "(", "--", "true")
     assert done.exit_code == 2
-    assert "no regular expression" in done.stderr
+    assert "not a regular expression" in done.stderr
 
 
 # ---- the choice ----
@@ -181,7 +181,7 @@ def test_a_fault_that_never_fired_is_an_error_unless_it_is_allowed(tmp_path, opt
 @pytest.mark.parametrize(
     ("text", "words", "status", "said"),
     [
-        ('[[fault]]\ndo = "silnt"\n', ["true"], 125, "line 2: 'silnt' is no kind of fault"),
+        ('[[fault]]\ndo = "silnt"\n', ["true"], 125, "line 2: 'silnt' is not a kind of fault"),
         (
             '[[fault]]\ndo = "path_migrated"\n',
             ["true"],

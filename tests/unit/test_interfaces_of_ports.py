@@ -206,9 +206,9 @@ def test_a_gid_by_index_or_address_is_a_source(vlans, wanted):
 @pytest.mark.parametrize(
     ("source", "gid", "words"),
     [
-        ("10.0.0.9", None, "10.0.0.9 is no address of fake0; its addresses are 10.0.0.1"),
+        ("10.0.0.9", None, "10.0.0.9 is not an address of fake0; its addresses are 10.0.0.1"),
         (None, "9", "fake0 has no GID 9; it has 0 (fe80::ff:fe00:1, RoCE v2), 1 (10.0.0.1"),
-        (None, "0", "GID 0 (fe80::ff:fe00:1, RoCE v2) is no address of fake0"),
+        (None, "0", "GID 0 (fe80::ff:fe00:1, RoCE v2) is not an address of fake0"),
         ("10.0.0.1", "1", "exclude each other"),
     ],
 )

@@ -75,7 +75,7 @@ def test_otherwise_one_whose_subnet_has_it(system):
     system.sources["198.51.100.9"] = system.sources["203.0.113.9"] = "192.0.2.1"
     assert source_of("198.51.100.9", "203.0.113.1", "198.51.100.1") == "198.51.100.1"
     with pytest.raises(
-        ndpy.AddressUnreachableError, match=r"leaves from 192\.0\.2\.1 of eth0, which is no address of card0"
+        ndpy.AddressUnreachableError, match=r"leaves from 192\.0\.2\.1 of eth0, which is not an address of card0"
     ):
         source_of("203.0.113.9", "203.0.113.1", "198.51.100.1")
 
@@ -136,7 +136,7 @@ def test_link_local_addresses_are_those_of_the_link(system):
     with pytest.raises(ndpy.AddressUnreachableError, match=r"as in fe80::9%eth0; card0 has no such address"):
         source_of("fe80::9", "2001:db8::1")
     # The routes choose another link's.
-    with pytest.raises(ndpy.AddressUnreachableError, match="which is no address of card0"):
+    with pytest.raises(ndpy.AddressUnreachableError, match="which is not an address of card0"):
         source_of(f"fe80::9%{LO}", "2001:db8::1", "fe80::1%4000000000")
 
 

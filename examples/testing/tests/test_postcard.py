@@ -36,7 +36,7 @@ def test_a_damaged_card_is_noticed():
 
 
 def test_a_card_is_one_message(rdma_pair):
-    """Two connected ends in this process: enough for what one end puts on the wire."""
+    """Two connected ends in this process: enough for the bytes that one end puts on the wire."""
     client, server = rdma_pair
     card = postcard.pack(3, b"hello")
     client.memory.buffer[: len(card)] = card

@@ -56,7 +56,7 @@ _STATUSES: dict[int, tuple[str, type[errors.ProviderError], str]] = {
     INSUFFICIENT_RESOURCES: (
         "ND_INSUFFICIENT_RESOURCES",
         errors.InsufficientResourcesError,
-        "the adapter or the system is short of what it needs for this",
+        "the adapter or the system lacks resources for this",
     ),
     0xC00000A3: ("ND_DEVICE_NOT_READY", errors.ProviderError, "the adapter is not ready"),
     IO_TIMEOUT: ("ND_IO_TIMEOUT", errors.TimeoutError, "no answer in time"),

@@ -40,7 +40,9 @@ class Provider:
         if self._library == ffi.NULL:
             if missing[0]:
                 export = ffi.string(missing[0]).decode()
-                raise errors.ProviderNotFoundError(f"{path} is no NetworkDirect provider: it does not export {export}")
+                raise errors.ProviderNotFoundError(
+                    f"{path} is not a NetworkDirect provider: it does not export {export}"
+                )
             raise errors.ProviderNotFoundError(f"{_why_not_loaded(path, failure[0])}")
 
     @classmethod

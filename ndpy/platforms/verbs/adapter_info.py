@@ -404,7 +404,7 @@ class _Entry(NamedTuple):
 
 
 def _gids(name: str, place: Place, table: Iterable[_Entry], iwarp: bool, here: Interfaces) -> tuple[Gid, ...]:
-    """The GIDs of a port, of what its table has. Its places that are free have zeros."""
+    """The GIDs of a port, from its table. Free places of the table have zeros."""
     gids = []
     of_gids = GidInterfaces(place, here)
     for index, value, kind in table:

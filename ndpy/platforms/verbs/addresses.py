@@ -88,7 +88,7 @@ def bind_identifier(adapter: VerbsAdapter, identifier: Any, address: Address) ->
 
 def not_ours(adapter: VerbsAdapter, host: str, number: int, more: str = "") -> errors.AddressUnreachableError:
     return errors.AddressUnreachableError(
-        f"{host} is no address of {adapter.info.name}{more}; its addresses are "
+        f"{host} is not an address of {adapter.info.name}{more}; its addresses are "
         f"{', '.join(adapter.info.addresses) or 'none'}",
         operation="bind",
         native=number,

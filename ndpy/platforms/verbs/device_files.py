@@ -89,7 +89,7 @@ def why_refused(file: DeviceFile) -> tuple[str, str]:
             f"add the user to the group that owns the file, or take rdma-core, whose udev rules open it to all "
             f"({rules})",
         )
-    return reason, "look at the kernel's log (dmesg) for what the driver says; load the driver again"
+    return reason, "read the driver's messages in the kernel's log (dmesg); load the driver again"
 
 
 def why_none(files: Iterable[DeviceFile]) -> tuple[str, str]:
@@ -99,7 +99,7 @@ def why_none(files: Iterable[DeviceFile]) -> tuple[str, str]:
     if not adapters:
         return (
             "the kernel has no RDMA device",
-            "for a card, load its driver (lspci shows the card; `modprobe mlx5_ib` loads the driver of a card of NVIDIA); without one, "
+            "for a card, load its driver (lspci shows the card, and `modprobe mlx5_ib` loads the driver of NVIDIA's cards); without one, "
             "`ndpy softroce up` makes one in software, and `ndpy vm run -- COMMAND` runs a command in a small machine "
             "that has one",
         )

@@ -251,7 +251,7 @@ def explain(
         path: the two ends, if the program has connected them without a connector.
         addresses: the two ends of a connector's connection.
         mtu: the path MTU of this end, 0 if there is none.
-        answers: whether the peer has answered, so that the path is no cause.
+        answers: whether the peer has answered. Then the path works.
     """
     ends = ""
     if path is not None:

@@ -103,7 +103,7 @@ class Interfaces:
         return kind or _TYPES.get(self._read(netdev, "type"), "unknown")
 
     def vlan_of(self, netdev: str) -> int | None:
-        """The ID of a VLAN's interface, 0 for one that is no VLAN's. None if the kernel does not say."""
+        """The ID of a VLAN's interface, 0 for any other interface. None if the kernel does not say."""
         kind = self.kind_of(netdev)
         if kind is None:
             return None

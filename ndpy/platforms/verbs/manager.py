@@ -31,7 +31,7 @@ NO_IWARP = (
 # namespace.
 _UNRESOLVED = {
     0: "the connection manager gives no reason",
-    errno.ENODEV: "it leads through an interface that is no RDMA adapter of this network namespace; `ip route get` shows the "
+    errno.ENODEV: "it leads through an interface that does not belong to an RDMA adapter of this network namespace; `ip route get` shows the "
     "interface, and `rdma link` the adapters' interfaces",
     errno.ENETUNREACH: "there is no route; `ip route get` shows the way to its address",
     errno.EHOSTUNREACH: "the host or its router is not there; check the address, the link and `ip neigh`",

@@ -21,7 +21,7 @@ _LARGEST = 1 << 15
 
 
 def pages_of(entries: int, page: int = mmap.PAGESIZE) -> int:
-    """How many pages a completion queue of so many entries, a power of two, takes."""
+    """How many pages a completion queue takes. entries: a power of two."""
     return -(-(entries * _COMPLETION_BYTES + _CONTROL_BYTES) // page)
 
 

@@ -26,7 +26,7 @@ WAKE_S = 0.5
 
 
 class ChannelError(Exception):
-    """The other side does not answer in time, or sends something that is no message."""
+    """The other side does not answer in time, or sends something that is not a message."""
 
 
 class ChannelClosed(ChannelError):
@@ -72,7 +72,7 @@ class Channel:
         """Receive the next message.
 
         Raises ChannelClosed at the end of the connection, and ChannelError after timeout_s seconds or for anything that
-        is no message.
+        is not a message.
         """
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._received:

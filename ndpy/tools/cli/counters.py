@@ -47,7 +47,7 @@ def show(names: Chosen, as_json: bool) -> None:
 
 
 def watch(names: Chosen, seconds: float, count: int | None, as_json: bool) -> None:
-    """Print what the counters do in each time of so many seconds, until Ctrl-C or `count` times."""
+    """Print every `seconds` seconds how far the counters have moved, until Ctrl-C or `count` times."""
     with contextlib.suppress(KeyboardInterrupt):
         _watch(names, seconds, count, as_json)
 

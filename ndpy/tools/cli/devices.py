@@ -79,7 +79,7 @@ def _details(info: ndpy.AdapterInfo) -> list[str]:
     metavar="SECONDS",
     help="Show which counters change, and how fast, every SECONDS until Ctrl-C.",
 )
-@click.option("--count", type=click.IntRange(min=1), help="With --watch: end after so many times.")
+@click.option("--count", type=click.IntRange(min=1), help="With --watch: end after this many times.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON; with --watch one line for each time.")
 def command(
     adapter: str | None, verbose: bool, counters: bool, watch_s: float | None, count: int | None, as_json: bool

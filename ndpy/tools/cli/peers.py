@@ -155,7 +155,7 @@ class PeerProcess:
         self.channel = Channel(connection, line_limit=REPLY_LIMIT)
 
     def explain(self) -> str:
-        """Say in what state the process is."""
+        """Describe the state of the process."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         status = self._process.returncode

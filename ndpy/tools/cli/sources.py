@@ -94,7 +94,7 @@ def open_from(which: str | None, source: str | None, gid: str | None) -> tuple[n
     own = next((address for address in info.addresses if is_same_address(address, chosen.host or "")), None)
     if own is None:
         raise click.UsageError(
-            f"{chosen.host} is no address of {_port_of(info)}; its addresses are {', '.join(info.addresses) or 'none'}"
+            f"{chosen.host} is not an address of {_port_of(info)}; its addresses are {', '.join(info.addresses) or 'none'}"
         )
     info = dataclasses.replace(as_named(info, own) or info, addresses=(own,), asked_for=own)
     return implementation().open_adapter(info), Source(own, chosen.gid)
@@ -110,7 +110,7 @@ def _of_gid(info: ndpy.AdapterInfo, wanted: str) -> Source:
     gid = found[0]
     if not is_address(gid.address) or not any(is_same_address(gid.address, own) for own in info.addresses):
         raise click.UsageError(
-            f"GID {gid.index} ({gid.address}, {gid.type}) is no address of {_port_of(info)}, so connections cannot "
+            f"GID {gid.index} ({gid.address}, {gid.type}) is not an address of {_port_of(info)}, so connections cannot "
             f"come from it; --source takes {', '.join(info.addresses) or 'an address, and it has none'}"
         )
     # Of several with the address, rdma_cm chooses.

@@ -30,7 +30,7 @@ def diagnose(adapter: str | None = None) -> list[Finding]:
 
             return windows.diagnose(adapter)
     except ImportError as error:
-        return [failed("ndpy", f"a module of ndpy or of what it needs is missing: {error}", _INSTALL_AGAIN)]
+        return [failed("ndpy", f"a module of ndpy, or one that ndpy needs, is missing: {error}", _INSTALL_AGAIN)]
     except ProviderNotFoundError as error:
         return [failed("ndpy", *split_remedy(str(error), _INSTALL_AGAIN))]
     return [failed("ndpy", f"ndpy has no provider for {sys.platform}", "use Linux or Windows")]

@@ -163,7 +163,7 @@ def examine_devices(adapter: str = "") -> list[Finding]:
         try:
             infos.append(look_up(name))
         except (NdpyError, OSError) as error:
-            otherwise = "look at the kernel's log (dmesg) for what the driver says"
+            otherwise = "read the driver's messages in the kernel's log (dmesg)"
             named = adapter in ("", name) or adapter.rpartition(":")[0] == name
             # The findings about device files say it of the adapters of others.
             if named and name not in {file.adapter for file in others}:
@@ -222,7 +222,7 @@ def examine_adapter(info: AdapterInfo) -> Iterator[Finding]:
     for port in info.ports:
         check = f"{info.name} port {port.number}"
         if port.link_layer == SILENT:
-            yield failed(check, "it does not answer", "look at the kernel's log (dmesg) for what the driver says")
+            yield failed(check, "it does not answer", "read the driver's messages in the kernel's log (dmesg)")
             continue
         yield _state(check, port)
         if port.link_layer == "unspecified":

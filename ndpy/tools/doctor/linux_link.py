@@ -1,6 +1,7 @@
 """Describes an adapter's link on Linux, from /sys, /proc and two questions to the kernel about the network interface.
 
-Nothing here raises because of what a file holds. A file with other contents than the kernel documents is not known.
+Nothing here raises because of the contents of a file. If they differ from the kernel's documentation, the value is
+unknown.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ _DEVICE = re.compile(
 
 
 class Pseudonyms:
-    """What stands for what.
+    """The pseudonyms of one description.
 
     own: the addresses of the machine's interfaces, with their networks. None becomes the address of a network or a
         broadcast.

@@ -43,7 +43,7 @@ _CONTROLLED = (
 
 
 def record() -> str:
-    """The description of this machine. Raises nothing because of what is broken on it."""
+    """The description of this machine. Nothing that is broken on it makes this raise."""
     addresses = psutil.net_if_addrs()
     own = [entry for entries in addresses.values() for entry in _with_networks(entries)]
     replace = Pseudonyms(entry for entry in own if isinstance(entry, ipaddress.IPv4Interface))

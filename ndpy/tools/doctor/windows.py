@@ -22,8 +22,8 @@ _LIMIT_S = 60.0
 _DRIVER = "install the adapter's driver again, with its NetworkDirect provider, from its maker"
 _ANOTHER = "set NDPY_PROVIDER to the path of another DLL, such as `ndpy softnd path` prints, or unset it"
 _GET_ONE = (
-    "install the adapter's driver with its NetworkDirect provider; without an adapter, set NDPY_PROVIDER to what "
-    "`ndpy softnd path` prints, or run `ndpy softnd register` as an administrator"
+    "install the adapter's driver with its NetworkDirect provider; without an adapter, set NDPY_PROVIDER to the "
+    "path that `ndpy softnd path` prints, or run `ndpy softnd register` as an administrator"
 )
 _OTHER_VERSION = "unset NDPY_PROVIDER_VERSION, or name another DLL in NDPY_PROVIDER"
 
@@ -170,7 +170,7 @@ def _examine_interfaces(label: str, addresses: list[str]) -> Iterator[Finding]:
             shown[interface] = states.get(interface, True)
         elif not is_address(address) or reach(address) is not Reach.LOOPBACK:
             remedy = "see that the adapter is plugged in and enabled (Get-NetAdapter), then start the program again"
-            yield warned(check, f"{address} is no address of an interface that Windows shows", remedy)
+            yield warned(check, f"{address} is not an address of an interface that Windows shows", remedy)
     for interface, up in shown.items():
         if not up:
             yield warned(check, f"{interface} is down", f'plug in its cable, or: Enable-NetAdapter "{interface}"')

@@ -207,7 +207,7 @@ static void a_peer_is_told_once_how_long_messages_wait(void)
     world_require(told(&end, PATIENCE_ENDLESS) == 1, "does not tell it once");
     end.qp->patience = PATIENCE_LIMITED;
     send_nothing(&end);
-    world_require(told(&end, PATIENCE_LIMITED) == 1, "does not tell of a change");
+    world_require(told(&end, PATIENCE_LIMITED) == 1, "does not report a change");
     end_connection(&end);
 }
 

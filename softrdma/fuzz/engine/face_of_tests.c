@@ -18,14 +18,14 @@ void face_free(struct object *object)
 void face_notified(struct completion_queue *cq, nd_status status)
 {
     (void)cq, (void)status;
-    world_require(world_locks() == 0, "tells of a completion under a lock");
+    world_require(world_locks() == 0, "reports a completion under a lock");
     face_notifications++;
 }
 
 void face_below_threshold(struct shared_queue *srq)
 {
     (void)srq;
-    world_require(world_locks() == 0, "tells of a shared queue under a lock");
+    world_require(world_locks() == 0, "reports a shared queue under a lock");
 }
 
 void *face_window_invalidated(struct window *window)

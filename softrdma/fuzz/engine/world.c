@@ -233,7 +233,7 @@ static void check_output(const struct connection *connection)
         if (result == WIRE_OK)
             world_require(wire_receive(&receiver, &segment) == WIRE_OK, "sends a segment out of order");
     }
-    world_require(result == WIRE_MORE, "sends what is no FPDU");
+    world_require(result == WIRE_MORE, "sends something that is not an FPDU");
 }
 
 static void close_connection(struct connection *connection)

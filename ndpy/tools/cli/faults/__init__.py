@@ -97,7 +97,7 @@ def list_kinds(as_json: bool) -> None:
     help="The scenario.",
 )
 @executor_option
-@click.option("--allow-unfired", is_flag=True, help="A fault that never fired is no error.")
+@click.option("--allow-unfired", is_flag=True, help="A fault that never fired is not an error.")
 @output_option("json", "Write the report to FILE as JSON.")
 @click.argument("words", nargs=-1, required=True, metavar="[--] PROGRAM...")
 def run(path: Path, executor: str, allow_unfired: bool, json_file: Path | None, words: tuple[str, ...]) -> None:
@@ -139,7 +139,7 @@ def _lost_data(context: click.Context, parameter: click.Parameter, value: str | 
     try:
         return re.compile(value) if value is not None else None
     except re.error as error:
-        raise click.BadParameter(f"{value!r} is no regular expression: {error}") from None
+        raise click.BadParameter(f"{value!r} is not a regular expression: {error}") from None
 
 
 @command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -150,9 +150,7 @@ def _lost_data(context: click.Context, parameter: click.Parameter, value: str | 
     type=click.Choice(sorted({kind.do for kind in kinds.KINDS})),
     help="Only faults of this kind. Can be given several times.",
 )
-@click.option(
-    "--max-runs", type=click.IntRange(1), default=200, show_default=True, help="At most so many runs with a fault."
-)
+@click.option("--max-runs", type=click.IntRange(1), default=200, show_default=True, help="The most runs with a fault.")
 @click.option(
     "--limit",
     type=Number(0),

@@ -54,7 +54,7 @@ class Ended:
     Attributes:
         status: the exit status, below 0 for a signal. None if the deadline passed.
         seconds: how long it ran.
-        output: the end of what it and its children printed.
+        output: the end of the output of it and its children.
         left: names of the processes that it left behind. They are ended.
     """
 

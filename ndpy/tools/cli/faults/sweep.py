@@ -42,7 +42,7 @@ class Limits:
     """The bounds of a sweep.
 
     Attributes:
-        runs: so many runs with a fault.
+        runs: the most runs with a fault.
         seconds: no run begins later.
         deadline_s: each run may take so long. None: ten times the first one, and 10 s.
         seed: for the choice of the runs.
@@ -59,7 +59,7 @@ class Check:
     """How a program says that it has lost data.
 
     Attributes:
-        pattern: in what it prints.
+        pattern: in its output.
         status: its exit status.
     """
 

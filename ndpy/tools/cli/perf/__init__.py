@@ -134,8 +134,8 @@ def command(words: tuple[str, ...], serving: bool, listen_at: str | None, client
                  The bytes of all iterations, divided by the time from the first post to the last completion.
 
     A latency is the time from one post to the next. Times are in microseconds. Gb/s is 10**9 bits a second, MiB/s 2**20
-    bytes a second, Mpps 10**6 messages a second. A percentile is the smallest time that so many per cent of the iterations
-    do not exceed; "-" means that there were too few iterations to know it. perftest leaves the two longest times out of its
+    bytes a second, Mpps 10**6 messages a second. The 99th percentile, for example, is the smallest time that 99 per cent of
+    the iterations do not exceed; "-" means that there were too few iterations to know it. perftest leaves the two longest times out of its
     mean and sends small messages inline by default, which this command does not (see --inline).
 
     When the clock has stopped, the test checks that the last message has arrived whole.

@@ -330,7 +330,7 @@ def exchange(
     A receiver is never without a receive: a side sends no more than the other side has granted. An empty message is a
     grant.
 
-    expected: go on until this side has received so many messages since the connection began.
+    expected: go on until this side has received this many messages since the connection began.
     """
     sends = [queue_pair.send for queue_pair in end.queue_pairs]
     receives = [queue_pair.receive for queue_pair in end.queue_pairs]

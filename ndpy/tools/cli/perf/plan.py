@@ -141,7 +141,7 @@ class Plan:
 
     @property
     def memory(self) -> int:
-        """The memory of a side: the bytes that it sends, then a buffer for what comes over each queue pair."""
+        """The memory of a side: the bytes that it sends, then a buffer for each queue pair's messages."""
         return self.slot * (1 + self.queue_pairs)
 
     def inbox(self, index: int) -> int:

@@ -139,7 +139,7 @@ class Bar:
             self._progress.start()
 
     def at(self, done: int, size: int) -> None:
-        """A size begins, after so many others."""
+        """A size begins, after `done` others."""
         self._done = done
         if self._progress is not None:
             self._progress.update(self._task, description=f"{size} bytes", completed=done, refresh=True)

@@ -163,7 +163,7 @@ def _run_checks(
 
 
 def _add_failure(run: report.Run, reporter: report.Reporter, check: Check, error: Exception, began: float) -> None:
-    """Add the FAIL of what is no check of its own."""
+    """Add a FAIL that does not come from one of the checks."""
     result = Result(check, Verdict.FAIL, f"{type(error).__name__}: {error}", time.monotonic() - began)
     run.results.append(result)
     reporter.ended(result)

@@ -79,7 +79,7 @@ def read_completions(answer: dict[str, Any]) -> list[PeerCompletion]:
 
 def _number(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 64:
-        raise ValueError(f"{value!r:.40} is no number of 64 bits")
+        raise ValueError(f"{value!r:.40} is not a number of 64 bits")
     return value
 
 

@@ -36,7 +36,7 @@ class View:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], addresses: tuple[str, ...]) -> View:
-        """Read the other end's answer. What is no IP address is not known."""
+        """Read the other end's answer. An entry that is not an IP address becomes unknown."""
         names = ("own", "other", "own_gid", "other_gid", "control_own", "control_other")
         return cls(**{name: plain(values.get(name)) for name in names}, addresses=addresses)
 
@@ -65,7 +65,7 @@ def disagreements(near: View, far: View) -> Iterator[str]:
                 yield f"{seen}. An address translator (NAT) or a proxy stands between them"
         if end.own and own and end.own not in own:
             shown = ", ".join(filter(None, own))
-            yield f"{name} connects over {end.own}, which is no address of its adapter ({shown}): the wrong interface"
+            yield f"{name} connects over {end.own}, which is not an address of its adapter ({shown}): the wrong interface"
         if end.own_gid and other.other_gid and end.own_gid != other.other_gid:
             yield f"{other_name} sends to the GID {other.other_gid}, but {name} says that its GID is {end.own_gid}"
 

@@ -176,7 +176,7 @@ def overlapping(testbed: Testbed) -> str:
 
 
 def _refused(testbed: Testbed, what: str, operation: Operation, offset: int, length: int, access: Access = BOTH) -> str:
-    """Fail unless an access to so many bytes from an offset in a window on is refused."""
+    """Fail unless an access to `length` bytes of a window, from `offset` on, is refused."""
     setup = _set_up(testbed)
     window = setup.bind(access)
     remote = RemoteMemory(window.remote().address + offset, length, window.remote_token)
