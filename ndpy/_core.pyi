@@ -160,7 +160,7 @@ class Adapter(Resource):
     def _own_children(self) -> list[PublicResource]:
         """The open objects that were made from this adapter. Other threads do not change this list."""
     def _own_child(self, serial: int, /) -> PublicResource | None:
-        """The one of them with this number, or None."""
+        """The one with this number, or None."""
     def _attach_registrar(
         self,
         registrar: int,
