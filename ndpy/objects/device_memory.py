@@ -24,6 +24,8 @@ class DeviceMemory(AdapterObject, DeviceMemorySteps):
 
     It cannot be closed before its regions.
 
+    ndpy's tests of it ran against a stand-in for a driver only, because no adapter in software has such memory.
+
     Attributes:
         length: its length in bytes.
     Source: ibv_alloc_dm(3).

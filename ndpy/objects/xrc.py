@@ -69,6 +69,8 @@ class XrcDomain(AdapterObject, XrcDomainSteps):
 
     It cannot be closed before its queues and receivers.
 
+    ndpy's tests of XRC ran against a stand-in for a driver only, because no adapter in software has it.
+
     Attributes:
         path: the file that stands for it, or None.
     Source: ibv_open_xrcd(3).

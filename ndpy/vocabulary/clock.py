@@ -13,6 +13,8 @@ class DeviceClock:
     timestamp and the reading, must be less than half a round apart. A reading that is some time old is inexact, because
     the adapter's clock and the system's do not run quite alike.
 
+    ndpy's tests of it ran against a stand-in for a driver only, because no adapter in software has a clock.
+
     Parameters:
         ticks: what the clock showed.
         frequency_hz: how many ticks it makes in a second.

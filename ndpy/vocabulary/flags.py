@@ -249,6 +249,9 @@ class CompletionDetails(enum.Flag):
     """What each completion of a queue brings in addition, if the queue is made for it. The completion of a failed request
     brings nothing in addition.
 
+    ndpy's tests of timestamps and flow tags ran against a stand-in for a driver only, because no adapter in software has
+    them.
+
     Names:
         NONE: nothing in addition.
         TIMESTAMP: Completion.timestamp, in ticks of the adapter's clock. Adapter.clock() converts them. With

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
+from kit.deadlines import patient
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -40,7 +41,9 @@ def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> subprocess.
     # The installed package must see neither the adapter of the test run nor the checkout.
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NDPY_", "PYTHON"))}
     words = [str(word) for word in command]
-    return subprocess.run(words, cwd=cwd, env={**clean, **variables}, capture_output=True, text=True, timeout=400)
+    return subprocess.run(
+        words, cwd=cwd, env={**clean, **variables}, capture_output=True, text=True, timeout=patient(400)
+    )
 
 
 def output_of(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
