@@ -107,7 +107,8 @@ void *library_function(unsigned library, enum name_index index);
 
 /* What stands in for the function that a program found, or what it found. */
 void *library_replacement(const char *name, void *found);
-void *library_stand_in(unsigned library, enum name_index index); /* calls.c */
+/* By name and library: those for libibverbs (calls.c), and those for librdmacm (manager_calls.c). */
+extern void *const verbs_stand_ins[][MAX_LIBRARIES], *const manager_stand_ins[][MAX_LIBRARIES];
 
 typedef void *dlsym_function(void *, const char *);
 typedef void *dlvsym_function(void *, const char *, const char *);

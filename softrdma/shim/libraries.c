@@ -109,7 +109,7 @@ void *library_replacement(const char *name, void *found)
         if (is_new)
             atomic_store(&handles[library][of_rdmacm], handle_of(found));
         atomic_store(&functions[library][index], found);
-        return library_stand_in(library, index);
+        return of_rdmacm ? manager_stand_ins[index][library] : verbs_stand_ins[index][library];
     }
     return found;
 }

@@ -242,17 +242,25 @@ void qp_fail(struct qp *qp);
 struct bounce *message_bounce(struct qp *qp, enum fault_operation operation, const struct ibv_sge *sges, size_t count,
                               bool is_inline);
 void bounce_free(struct bounce *bounce);
+/* Posts late receives and passes on late completions. Returns when the next is due, or NEVER. */
+uint64_t requests_on_time(void);
+
+/* operations.c. With the lock. */
 /* At the end of a call that posts requests. May give up the lock meanwhile. */
 void after_posting(struct qp *qp);
 enum fault_operation operation_of(enum ibv_wr_opcode opcode);
 /* A request that the program posts. The record says whether it reaches the adapter (absent). NULL without memory. */
 struct record *send_record(struct qp *qp, uint64_t wr_id, bool signaled, enum fault_operation operation, uint64_t size,
                            const void *content, size_t content_size);
-/* Posts late receives and passes on late completions. Returns when the next is due, or NEVER. */
-uint64_t requests_on_time(void);
 extern const struct ibv_context_ops request_ops[MAX_LIBRARIES];
 
-/* extended.c: what stands in for functions of struct verbs_context */
+/* calls.c. With the lock, before the library destroys it. NULL and what the shim does not know: nothing is done. */
+void cq_destroyed(struct ibv_cq *ibv);
+void qp_destroyed(struct ibv_qp *ibv);
+/* Whatever moved it there. */
+void qp_in_error_state(struct qp *qp);
+
+/* extended.c: what stands in for functions of struct verbs_context; extended_polling.c; extended_posting.c */
 extern const struct verbs_context extended_stand_ins;
 void extended_cq_take(struct cq *cq);
 void extended_cq_give(struct cq *cq);
