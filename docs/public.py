@@ -278,7 +278,7 @@ def _of_function_or_value(name: str, thing: Any) -> list[str]:
 
 #: What constants mean. They have no docstrings.
 VALUES = {
-    "ndpy.Buffer": "The type of what alloc() returns: Python's memoryview. It is writable, and keeps its memory mapped as "
+    "ndpy.Buffer": "The type of the result of alloc(): Python's memoryview. It is writable, and keeps its memory mapped as "
     "long as anything refers to it.",
     "ndpy.MANAGER_QKEY": "The Q_Key of the connection manager, which queue pairs for datagrams have unless they are given "
     "another one.\nSource: RDMA_UDP_QKEY, rdma_create_id(3).",

@@ -161,7 +161,7 @@ class Mdl(Uncopied):
         owner: the buffer. None for memory that the caller keeps.
         writable: whether the adapter may write there: whether the memory was locked for write access.
     Raises:
-        InvalidBufferError: this is no range of memory.
+        InvalidBufferError: this is not a range of memory.
     """
 
     def __init__(self, memory: Any, next: Mdl | None = None) -> None:

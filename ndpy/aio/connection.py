@@ -99,7 +99,7 @@ class Connection(Uncopied):
         """How long close() may take. None waits for ever.
 
         Raises:
-            TypeError, ValueError: it was set to something that is no time.
+            TypeError, ValueError: it was set to something that is not a time.
         """
         return self._close_timeout_s
 

@@ -306,7 +306,7 @@ class Scenario:
         Parameters:
             text: the content of the file.
         Raises:
-            ScenarioError: it is no TOML, or no scenario. The text says where and what is possible.
+            ScenarioError: it is not TOML, or not a scenario. The text says where and what is possible.
         """
         toml = _toml()
         try:

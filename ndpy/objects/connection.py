@@ -49,7 +49,7 @@ class Connector(ConnectionLife):
     If a connect() failed and may be tried again, the state is idle or bound afterwards. Otherwise it is failed.
 
     Attributes:
-        queue_pair: the one that it connects. None if there is none yet, or any more.
+        queue_pair: the one that it connects. None before it has one, and after the end.
     Source: IND2Connector (contract section H); rdma_cm(7).
     """
 
