@@ -39,37 +39,55 @@ class NdpyError(Exception):
 class ClosedError(NdpyError, ValueError):
     """The object is closed or was inherited through fork(). Only close() still works."""
 
+    problem = "closed"
+
 
 class ForeignObjectError(NdpyError, ValueError):
     """The object belongs to another adapter than the one that was called."""
+
+    problem = "foreign-object"
 
 
 class InvalidBufferError(NdpyError, ValueError):
     """The buffer cannot be used: it is empty, not C-contiguous, not memory, or holds Python objects."""
 
+    problem = "invalid-buffer"
+
 
 class LimitExceededError(NdpyError, ValueError):
     """A value exceeds a limit of the adapter or of the queue. The message has the value and the limit."""
+
+    problem = "limit"
 
 
 class ElementRangeError(NdpyError, IndexError):
     """A scatter/gather element or a remote range is outside its memory."""
 
+    problem = "out-of-range"
+
 
 class QueuePairAttributesError(NdpyError, ValueError):
     """A queue pair in this state does not take these attributes, or needs others."""
+
+    problem = "attributes"
 
 
 class InvalidFlagsError(NdpyError, ValueError):
     """The operation does not have these flags."""
 
+    problem = "flags"
+
 
 class AdapterNotFoundError(NdpyError, LookupError):
     """There is no such adapter. The message lists the adapters, says what is missing, and gives the remedy."""
 
+    problem = "no-adapter"
+
 
 class ProviderNotFoundError(NdpyError, OSError):
     """The provider's library cannot be loaded. The message names the package that contains it."""
+
+    problem = "no-library"
 
     def _text(self) -> str:
         return str(self.args[0]) if self.args else "provider not found"
@@ -86,6 +104,8 @@ class ProviderError(NdpyError, OSError):
         native_name: the name of that number, such as "ENOMEM". "" if it has none. None looks it up as an errno.
         problem: the word for `ndpy explain`. "" takes that of the class.
     """
+
+    problem = "provider-error"
 
     def __init__(
         self,
@@ -126,65 +146,97 @@ def _rebuild(
 class DeviceBusyError(ProviderError):
     """The object is in use, for example a region with a bound window, or an adapter with open objects."""
 
+    problem = "busy"
+
 
 class DeviceRemovedError(ProviderError):
     """The adapter was removed. Only close() still works."""
+
+    problem = "device-removed"
 
 
 class QueueFullError(ProviderError):
     """The queue has no free slot. Take completions, then try again."""
 
+    problem = "queue-full"
+
 
 class UnsupportedError(ProviderError):
     """This adapter, driver, library or system does not support it."""
+
+    problem = "unsupported"
 
 
 class InsufficientResourcesError(ProviderError):
     """There is not enough memory, lockable memory, or space in the adapter."""
 
+    problem = "resources"
+
 
 class CompletionQueueOverrunError(ProviderError):
     """More completions arrived than the queue can hold. The queue and its queue pairs are unusable (contract G.3.1)."""
+
+    problem = "overrun"
 
 
 class NotConnectedError(ProviderError, ConnectionError):
     """The queue pair or connector has no connection."""
 
+    problem = "not-connected"
+
 
 class ConnectionActiveError(ProviderError, ConnectionError):
     """The connector or queue pair is already connecting or connected."""
+
+    problem = "already-connected"
 
 
 class AddressInUseError(ProviderError):
     """The local address and port are in use."""
 
+    problem = "address-in-use"
+
 
 class AddressUnreachableError(ProviderError, ConnectionError):
     """This adapter has no route to that address."""
+
+    problem = "no-route"
 
 
 class PermissionError(ProviderError, builtins.PermissionError):
     """The process lacks the permission."""
 
+    problem = "not-permitted"
+
 
 class AccessViolationError(PermissionError):
     """An access exceeds the rights or the bounds of the memory."""
+
+    problem = "access-violation"
 
 
 class ConnectionRefusedError(ProviderError, builtins.ConnectionRefusedError):
     """There is no listener, or the peer rejected the connection. Then the connector has the peer's private data."""
 
+    problem = "refused"
+
 
 class ConnectionAbortedError(ProviderError, builtins.ConnectionAbortedError):
     """The connection, or the attempt to connect, was aborted."""
+
+    problem = "connection-lost"
 
 
 class TimeoutError(ProviderError, builtins.TimeoutError):
     """The deadline passed, or the provider stopped waiting for the peer."""
 
+    problem = "timeout"
+
 
 class CanceledError(ProviderError):
     """The request was cancelled by cancel(), by closing its object, or by the end of the connection."""
+
+    problem = "flushed"
 
 
 _BY_ERRNO: dict[int, type[ProviderError]] = {
@@ -217,6 +269,17 @@ _BY_ERRNO: dict[int, type[ProviderError]] = {
 #: The words of errnos that say more than the word of their class.
 _PROBLEMS: dict[int, str] = {
     _errno.ENOMEM: "memlock",
+    _errno.EMFILE: "open-files",
+    _errno.ENFILE: "open-files",
+    _errno.EFAULT: "bad-address",
+    _errno.EINVAL: "invalid-argument",
+    _errno.EIO: "io-error",
+    _errno.EINTR: "interrupted",
+    _errno.ENOENT: "no-adapter",
+    _errno.ENOBUFS: "resources",
+    _errno.EADDRNOTAVAIL: "wrong-interface",
+    _errno.ENETDOWN: "port-down",
+    _errno.ETIMEDOUT: "connect-timeout",
 }
 
 

@@ -15,6 +15,8 @@ from ndpy.faults.scenario import Fault, Scenario
 class NeverFiredError(NdpyError, AssertionError):
     """A fault of a scenario has never fired, so nothing was shown by the run."""
 
+    problem = "never-fired"
+
 
 @dataclass(frozen=True)
 class Fired:

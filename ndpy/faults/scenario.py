@@ -30,6 +30,8 @@ class ScenarioError(NdpyError, ValueError):
         word: the word of the fault that is wrong, or "".
     """
 
+    problem = "scenario"
+
     def __init__(self, text: str, word: str = "") -> None:
         super().__init__(text)
         self.word = word

@@ -172,7 +172,9 @@ def no_completion(timeout_s: float | None, queues: Iterable[CompletionQueue]) ->
         )
     if shares:
         what += " (receives of a shared receive queue are not counted)"
-    return errors.TimeoutError(f"no completion within {timeout_s or 0:g} s; {what}", operation="wait")
+    return errors.TimeoutError(
+        f"no completion within {timeout_s or 0:g} s; {what}", operation="wait", problem="no-completion"
+    )
 
 
 def _describe(completion: Completion) -> str:

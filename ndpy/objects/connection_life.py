@@ -372,5 +372,9 @@ def _on_silence(reference: weakref.ref[ConnectionLife], pending: Pending[None], 
         is_current = connector._pending is pending and connector._tried == tried and connector._state == "connecting"
         if is_current and connector._rest:
             connector._native_abandon_attempt(
-                errors.TimeoutError(f"{connector._target} has not answered within {share_s:.3g} s", operation="connect")
+                errors.TimeoutError(
+                    f"{connector._target} has not answered within {share_s:.3g} s",
+                    operation="connect",
+                    problem="connect-timeout",
+                )
             )

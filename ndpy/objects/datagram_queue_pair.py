@@ -174,7 +174,7 @@ class DatagramQueuePair(QueuePair, DatagramSteps):
                 raise
             target = f"{address[0]} port {address[1]}"
             raise errors.TimeoutError(
-                f"{target} has not answered within {timeout_s:g} s", operation="resolve"
+                f"{target} has not answered within {timeout_s:g} s", operation="resolve", problem="connect-timeout"
             ) from None
 
     def begin_resolve(self, address: Address, *, private_data: bytes = b"") -> Pending[Destination]:

@@ -383,7 +383,8 @@ class ConnectorSteps(abc.ABC):
 
     def _native_no_answer(self, target: str, timeout_s: float) -> errors.TimeoutError:
         """Return the error of a connect() whose target has not answered in time. Not called under the lock."""
-        return errors.TimeoutError(f"{target} has not answered within {timeout_s:g} s", operation="connect")
+        message = f"{target} has not answered within {timeout_s:g} s"
+        return errors.TimeoutError(message, operation="connect", problem="connect-timeout")
 
     @abc.abstractmethod
     def _native_complete(self, queue_pair: QueuePair) -> None:

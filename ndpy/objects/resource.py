@@ -134,10 +134,12 @@ class Resource(_core.Resource, metaclass=_Made):
         return ClosedError(f"{self._describe()} is closed")
 
     def _forked_error(self) -> NdpyError:
-        return ClosedError(
+        error = ClosedError(
             f"{self._describe()} was opened by the parent process and does not work in a forked child; "
             "start workers with the 'spawn' method and open the adapter there"
         )
+        error.problem = "fork"
+        return error
 
     def _removed_error(self) -> NdpyError:
         return DeviceRemovedError(

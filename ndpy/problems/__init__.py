@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 #: The files, in the order in which their problems are listed.
-FILES = ("requests", "calls")
+FILES = ("requests", "connections", "calls", "objects", "silence")
 PARTS = ("Names", "Meaning", "Causes", "Tell them apart", "Remedy", "Reproduce")
 
 _NAME = re.compile(r"`([^`]+)`(?: \((0x[0-9A-Fa-f]+|\d+)\))?")

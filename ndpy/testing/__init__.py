@@ -46,7 +46,7 @@ def take(queue: ndpy.CompletionQueue, count: int = 1, timeout_s: float = DEADLIN
             taken += queue.wait(max(0.0, deadline - time.monotonic()), count - len(taken))
         except ndpy.TimeoutError:
             text = f"{len(taken)} of {count} completions came within {timeout_s:g} s: {taken}"
-            raise ndpy.TimeoutError(text) from None
+            raise ndpy.TimeoutError(text, problem="no-completion") from None
     return taken
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shlex
@@ -18,8 +19,11 @@ from kit.deadlines import patient
 
 import ndpy
 import ndpy.aio
+import ndpy.errors
 import ndpy.faults
+import ndpy.tools.machines
 from ndpy import problems
+from ndpy.faults import kinds
 from ndpy.faults.injection import VARIABLE, Injection
 from ndpy.tools.cli import main
 
@@ -37,7 +41,10 @@ def subclasses(kind: type[Exception]) -> Iterator[type[Exception]]:
         yield from subclasses(each)
 
 
-ERRORS = [ndpy.NdpyError, *subclasses(ndpy.NdpyError)]
+# Commands have errors of their own, which their users do not see as such.
+ERRORS = [
+    each for each in subclasses(ndpy.NdpyError) if not each.__module__.startswith(("ndpy.tools.cli", "kit", "test"))
+]
 
 
 # ---- the sections ----
@@ -69,11 +76,13 @@ def test_the_commands_of_a_section_exist(problem: problems.Problem) -> None:
         _, *words = shlex.split(span.partition(" -- ")[0])
         command: click.Command = main
         context = click.Context(main)
-        while isinstance(command, click.Group) and words:
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
             found = command.get_command(context, words.pop(0))
             assert found, span
             command = found
-        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        known = {"--help"} | {
+            name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)
+        }
         assert {word for word in words if word.startswith("-")} <= known, span
         if command.name == "explain":
             assert problems.named(" ".join(words)), span
@@ -102,6 +111,44 @@ def test_every_completion_status_of_verbs_has_a_section_with_its_number() -> Non
 
 def test_every_completion_status_of_ndpy_has_a_section() -> None:
     assert {f"Status.{each.name}" for each in ndpy.Status if each} <= set(numbers())
+
+
+def test_every_event_of_the_connection_manager_has_a_section() -> None:
+    names = enumerators("rdma_cm_event_type", "rdmacm.h")
+    assert len(names) == 16
+    assert set(names) <= set(numbers())
+
+
+def test_every_status_of_networkdirect_has_a_section_with_its_number() -> None:
+    table = (ROOT / "docs/contract/b-constants.md").read_text("utf-8").partition("## B.2")[0]
+    statuses = re.findall(r"^\| `?((?:ND|STATUS)_\w+)`? \|.*?`(0x\w{8})`", table, re.M)
+    # A success, a call that goes on, and another name of ND_CONNECTION_REFUSED.
+    wanted = {name: int(number, 16) for name, number in statuses}
+    for name in ("ND_SUCCESS", "ND_PENDING", "STATUS_CONNECTION_REFUSED"):
+        del wanted[name]
+    assert len(wanted) == 46
+    assert wanted == {name: numbers().get(name) for name in wanted}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the numbers are those of Linux")
+def test_every_errno_of_a_call_has_a_section_with_its_number() -> None:
+    named = {errno.errorcode[number] for number in ndpy.errors._BY_ERRNO}
+    wanted = {name: getattr(errno, name) for name in {*named, *kinds.ERRNOS}}
+    assert wanted == {name: numbers().get(name) for name in wanted}
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda each: each.__name__)
+def test_every_error_ends_with_the_word_of_a_section_that_names_it(error: type[ndpy.NdpyError]) -> None:
+    assert error.problem in {each.word for each in PROBLEMS}
+    (section,) = [each for each in PROBLEMS if each.word == error.problem]
+    assert error.__name__ in {name.rpartition(".")[2] for name, _ in section.names}
+    assert str(error("a reason")).endswith(f"(ndpy explain {error.problem})")
+
+
+def test_the_word_of_every_errno_has_a_section() -> None:
+    for number in range(1, 134):
+        error = ndpy.errors.from_errno("call", number)
+        assert problems.named(error.problem)[0].word == error.problem
 
 
 # ---- what is explained ----
@@ -160,6 +207,16 @@ def executor_of(scenario: ndpy.faults.Scenario) -> str:
     return "engine"
 
 
+def first(texts: Iterator[str], ending: str) -> list[str]:
+    """The texts up to one that ends so. The rest of the walk is not made."""
+    told = []
+    for text in texts:
+        told.append(text)
+        if text.endswith(ending):
+            break
+    return told
+
+
 @pytest.mark.parametrize("problem", [each for each in PROBLEMS if each.scenario], ids=lambda each: each.word)
 def test_a_scenario_makes_the_error_that_names_its_problem(
     problem: problems.Problem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -172,7 +229,7 @@ def test_a_scenario_makes_the_error_that_names_its_problem(
     with Injection(scenario, executor) as injection:
         if executor == "engine":
             monkeypatch.setenv(VARIABLE, str(injection.path))
-            told = list(walking.walk(limit_s))
+            told = first(walking.walk(limit_s), f"(ndpy explain {problem.word})")
         else:
             # The shim has to be there before the libraries are loaded.
             command = [sys.executable, walking.__file__, str(limit_s)]

@@ -92,4 +92,5 @@ def not_ours(adapter: VerbsAdapter, host: str, number: int, more: str = "") -> e
         f"{', '.join(adapter.info.addresses) or 'none'}",
         operation="bind",
         native=number,
+        problem="wrong-interface",
     )

@@ -425,21 +425,25 @@ class VerbsConnector(Connector, ManagerClient):
         number = -status if status < 0 else status
         if kind == lib.RDMA_CM_EVENT_REJECTED:
             self._private_data = event.private_data
-            why = "the listener rejected the request"
+            why, problem = "the listener rejected the request", "rejected"
             if number == (errno.ECONNREFUSED if self._refusals_are_errnos else _REJECT_NO_LISTENER):
-                why = "nobody listens there"
+                why, problem = "nobody listens there", "refused"
             elif not self._refusals_are_errnos and number == _REJECT_OTHER_TRANSPORT:
-                why = NO_IWARP
+                why, problem = NO_IWARP, "manager-rejected"
             elif not self._refusals_are_errnos and number != _REJECT_CONSUMER:
                 why = f"the peer's connection manager rejected the request with reason {number}"
-            return self._refusal(f"{self._target}: {why}", "connect", number)
+                problem = "manager-rejected"
+            return self._refusal(f"{self._target}: {why}", "connect", number, problem)
         if kind == lib.RDMA_CM_EVENT_UNREACHABLE:
             return self._way.unreachable(number)
         if kind in (lib.RDMA_CM_EVENT_CONNECT_ERROR, lib.RDMA_CM_EVENT_DISCONNECTED):
             if number in (errno.ECONNREFUSED, *errors.SHORTAGES, errno.EPERM):
                 return self._way.unreachable(number)
             return errors.ConnectionAbortedError(
-                f"the connection to {self._target} broke while it was made", operation="connect", native=number
+                f"the connection to {self._target} broke while it was made",
+                operation="connect",
+                native=number,
+                problem="connect-error",
             )
         return self._way.resolution_error(event)
 
@@ -447,9 +451,11 @@ class VerbsConnector(Connector, ManagerClient):
     def _refusals_are_errnos(self) -> bool:
         return Quirk.IWARP_REFUSALS_ARE_ERRNOS in self._quirks
 
-    def _refusal(self, message: str, operation: str, number: int) -> errors.NdpyError:
+    def _refusal(self, message: str, operation: str, number: int, problem: str = "rejected") -> errors.NdpyError:
         name = None if self._refusals_are_errnos else _REJECT_NAMES.get(number, "")
-        return errors.ConnectionRefusedError(message, operation=operation, native=number, native_name=name)
+        return errors.ConnectionRefusedError(
+            message, operation=operation, native=number, native_name=name, problem=problem
+        )
 
     def _loss(self, event: CmEvent) -> errors.NdpyError:
         """The error for a peer that refused or vanished before the connection was established."""

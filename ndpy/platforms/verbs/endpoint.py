@@ -86,6 +86,7 @@ def find_gid(adapter: VerbsAdapter, port: PortInfo, wanted: int | str) -> Gid:
         raise errors.AddressUnreachableError(
             f"port {port.number} of {adapter.info.name} has no GID {what}; it has {known or 'none'}",
             operation="local_endpoint",
+            problem="gid-index",
         )
     best = _best(found)
     if len(best) > 1:
@@ -94,6 +95,7 @@ def find_gid(adapter: VerbsAdapter, port: PortInfo, wanted: int | str) -> Gid:
             f"routes lead to its subnet by none of them; choose a GID by its index: "
             f"{', '.join(f'{gid.index} ({gid.netdev})' for gid in best)}",
             operation="local_endpoint",
+            problem="gid-index",
         )
     return best[0]
 
@@ -108,7 +110,9 @@ def local_endpoint_of(adapter: VerbsAdapter, qp_number: int, wanted: int | str |
     best = best_gid(adapter.info, port) if wanted is None else find_gid(adapter, port, wanted)
     if best is None and port.link_layer != "InfiniBand":
         raise errors.AddressUnreachableError(
-            f"{adapter.info.name} has no GID; give {port.netdev} an IP address", operation="local_endpoint"
+            f"{adapter.info.name} has no GID; give {port.netdev} an IP address",
+            operation="local_endpoint",
+            problem="gid-index",
         )
     return Endpoint(
         lid=port.lid,

@@ -173,4 +173,5 @@ class Way(NamedTuple):
             f"{blocked.get(self.adapter.info.transport, '')}",
             operation=self.operation,
             native=number,
+            problem="connect-timeout",
         )

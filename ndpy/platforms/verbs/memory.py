@@ -71,7 +71,10 @@ def registration_error(number: int, address: int, length: int, access: int) -> e
     if number == errno.EFAULT:
         writable = " and writable" if access & Access.LOCAL_WRITE else ""
         return errors.AccessViolationError(
-            f"the {length} bytes at {address:#x} are not all mapped{writable}", operation="register", native=number
+            f"the {length} bytes at {address:#x} are not all mapped{writable}",
+            operation="register",
+            native=number,
+            problem="bad-address",
         )
     return None
 

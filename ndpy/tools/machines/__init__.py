@@ -5,3 +5,5 @@ from ndpy.errors import NdpyError
 
 class SetupError(NdpyError):
     """The machine lacks something. The message says what, and how to get it."""
+
+    problem = "setup"
