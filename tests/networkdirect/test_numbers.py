@@ -269,7 +269,8 @@ def test_b_1_3_each_status_has_its_name_exception_and_sentence(number, name, kin
 def test_a_status_is_told_with_its_place_and_its_meaning():
     error = status_error("bind", 0xC0000043, where="192.0.2.1 port 7")
     assert (
-        str(error) == "bind: 192.0.2.1 port 7: the address is in use [native status 0xc0000043 (ND_SHARING_VIOLATION)]"
+        str(error) == "bind: 192.0.2.1 port 7: the address is in use [native status 0xc0000043 (ND_SHARING_VIOLATION)] "
+        "(ndpy explain address-in-use)"
     )
     with pytest.raises(ndpy.AddressInUseError, match=r"^listen: here: the address is in use"):
         native_calls.check("listen", 0xC0000043, where="here")
@@ -285,7 +286,8 @@ def test_an_unknown_status_passes_through_with_its_number(number):
     error = status_error("bind", number - (1 << 32) if number >> 31 else number)
     assert type(error) is ndpy.ProviderError
     assert (error.native, error.native_name) == (number, "")
-    assert str(error) == f"bind: a status that ndpy has no name for [native status 0x{number:08x}]"
+    text = f"bind: a status that ndpy has no name for [native status 0x{number:08x}] (ndpy explain provider-error)"
+    assert str(error) == text
     with pytest.raises(ndpy.ProviderError):
         native_calls.check("bind", number)
 

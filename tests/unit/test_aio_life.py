@@ -135,7 +135,7 @@ def test_the_first_reason_of_an_end_stays(play):
         ends.pass_events(Event.PEER_CLOSED, Event.LEAVE, Event.FREE, Event.FREED)
         error = life.error()
         assert (type(error), str(error.__cause__)) == (aio.ConnectionResetError, "planted")
-        assert str(error) == "the connection to the peer has ended: the cable"
+        assert str(error) == "the connection to the peer has ended: the cable (ndpy explain connection-lost)"
         assert life.error() is not error
         assert ends == ["ended"]
 

@@ -133,7 +133,7 @@ def test_a_wait_in_vain_says_how_long_and_that_nothing_is_outstanding(queue, que
         waits(queue)[way](timeout_s)
     assert str(caught.value) == (
         f"wait: no completion within {timeout_s:g} s; nothing is outstanding, so nothing will come until something is "
-        f"posted"
+        f"posted (ndpy explain no-completion)"
     )
 
 

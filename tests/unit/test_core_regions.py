@@ -274,7 +274,7 @@ def test_a_closed_region_says_so_and_keeps_no_buffer(adapter):
     region.close()
     error = region._defunct()
     assert isinstance(error, ndpy.ClosedError)
-    assert str(error).endswith(f"MemoryRegion of 64 bytes at {region.address:#x} is closed")
+    assert str(error).endswith(f"MemoryRegion of 64 bytes at {region.address:#x} is closed (ndpy explain closed)")
     gc.disable()
     try:
         del buffer, region
@@ -585,7 +585,7 @@ def test_an_object_is_released_once_and_only_while_it_is_open(adapter):
     thing.close()
     assert thing.steps == ["asked", "released", "worded"]
     assert (adapter._own_children(), adapter._own_child(thing._serial)) == ([], None)
-    assert str(thing._defunct()) == "the thing is closed"
+    assert str(thing._defunct()) == "the thing is closed (ndpy explain closed)"
 
 
 @pytest.mark.parametrize("step", ["asked", "released"])
@@ -609,7 +609,7 @@ def test_ctrl_c_after_the_release_leaves_nothing_open(adapter):
     with pytest.raises(KeyboardInterrupt, match="worded"):
         thing.close()
     assert (thing.closed, adapter._is_used) == (True, False)
-    assert str(thing._defunct()) == "the thing is closed"
+    assert str(thing._defunct()) == "the thing is closed (ndpy explain closed)"
 
 
 def test_an_object_that_a_child_inherits_is_not_closed_there(adapter):

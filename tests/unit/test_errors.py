@@ -120,4 +120,4 @@ def test_provider_errors_can_be_pickled():
 def test_a_refusal_before_the_native_call_has_no_number():
     error = ndpy.NotConnectedError("connect first", operation="send")
     assert (error.native, error.native_name) == (0, "")
-    assert str(error) == "send: connect first"
+    assert str(error) == "send: connect first (ndpy explain not-connected)"

@@ -95,7 +95,7 @@ def test_plain_values_cross_by_value(host, value):
 def test_an_exception_that_is_a_value_is_none_that_is_raised(host):
     (error,) = host.call("remote_things:echo", ndpy.ClosedError("it is closed"))
     assert type(error) is ndpy.ClosedError
-    assert str(error) == "it is closed"
+    assert str(error) == "it is closed (ndpy explain closed)"
 
 
 def test_a_proxy_forwards_attributes_and_methods(thing):
@@ -187,7 +187,7 @@ def test_an_exception_keeps_its_type_its_attributes_and_where_it_was_raised(host
         host.call("remote_things:fail", "ndpy")
     error = raised.value
     assert (error.operation, error.native, error.native_name) == ("wait", 110, "ETIMEDOUT")
-    assert str(error) == "wait: it took too long [native status 110 (ETIMEDOUT)]"
+    assert str(error) == "wait: it took too long [native status 110 (ETIMEDOUT)] (ndpy explain timeout)"
     assert any("remote_things.py" in note and "127.0.0.1" in note for note in error.__notes__)
     with pytest.raises(remote_things.OwnError) as own:
         host.call("remote_things:fail", "own")
