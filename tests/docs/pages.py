@@ -212,8 +212,8 @@ class Page:
         running: dict[str, Running] = {}
         state: dict[str, list[str]] = {}
         environment = dict(os.environ, PYTHONUNBUFFERED="1", COLUMNS="100", TERM="dumb")
-        # pytest-asyncio of Debian says this of each session without a setting of its own.
-        environment["PYTHONWARNINGS"] = "ignore:The configuration option"
+        # Other plugins that are installed take time to load. tests/wheels has the sessions with them.
+        environment.update(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_PLUGINS="pytest_ndpy")
         environment.setdefault("NDPY_ADAPTER", "soft0")
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
         replaced = []
