@@ -10,6 +10,7 @@ tests compare are the same. The docstrings are those of the built ndpy.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import enum
 import importlib
@@ -124,7 +125,7 @@ def inline(context: str) -> Callable[[str], str]:
             if marked[0] in "`:" and found and not re.search(r"[\s('\"\[{<\-/:]$", found):
                 found += "\\ "
             found += marked
-            if marked[-1] == "`" and text[end : end + 1].isalnum():
+            if marked[-1] == "`" and not re.match(r"[\s'\")\]}>\-/:.,;!?]|$", text[end:]):
                 found += "\\ "
         return found + _escaped(text[end:])
 
@@ -216,12 +217,7 @@ class Public(Directive):
             if name not in names():
                 raise self.error(f"{name} is not a public name")
             lines += of(name)
-        env = self.state.document.settings.env
-        for file in (__file__, docstrings.__file__, *_SOURCES):
-            env.note_dependency(str(file))
-        node = nodes.Element()
-        self.state.nested_parse(StringList(lines, source="public names"), self.content_offset, node)
-        return node.children
+        return parsed(self, lines)
 
 
 def of(name: str) -> list[str]:
@@ -315,6 +311,67 @@ def _of_callable(kind: str, line: str, text: str, whole: str, more: list[str] | 
     return [*lines, "", *(f"    {each}" if each else "" for each in body)]
 
 
+class PublicOf(Directive):
+    """Names of a module that the list of public names leaves out: those of ndpy.testing."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+
+    def run(self) -> list[nodes.Node]:
+        module, *wanted = self.arguments[0].split()
+        tree = public_names._source(importlib.import_module(module).__name__)
+        lines: list[str] = []
+        for name in wanted:
+            (node,) = [each for each in tree.body if getattr(each, "name", "") == name]
+            thing, whole = getattr(importlib.import_module(module), name), f"{module}.{name}"
+            text = docstrings.read(thing.__doc__)
+            if isinstance(thing, type):
+                lines += ["", f".. py:class:: {whole}", ""]
+                found = docstrings.lines_for_sphinx(text, inline("ndpy"))
+                for member in (each for each in node.body if isinstance(each, public_names.Function)):
+                    if not member.name.startswith("_"):
+                        head = public_names._head(tree, member, is_method=True)
+                        said = f"{whole}.{member.name}{head}"
+                        found += _of_callable("method", said, ast.get_docstring(member, clean=False) or "", "ndpy")
+                lines += [f"    {line}" if line else "" for line in found]
+            else:
+                said = whole + public_names._head(tree, node, is_method=False)
+                lines += _of_callable("function", said, thing.__doc__ or "", "ndpy")
+        return parsed(self, lines)
+
+
+class Fixtures(Directive):
+    """The fixtures of the plugin of pytest."""
+
+    def run(self) -> list[nodes.Node]:
+        tree = ast.parse((ROOT / "pytest_ndpy.py").read_text("utf-8"))
+        lines: list[str] = []
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and any(
+                "pytest.fixture" in ast.unparse(each) for each in node.decorator_list
+            ):
+                body = docstrings.lines_for_sphinx(
+                    docstrings.read(ast.get_docstring(node, clean=False)), inline("ndpy")
+                )
+                lines += [
+                    "",
+                    f".. py:data:: {node.name}",
+                    "    :noindex:",
+                    "",
+                    *(f"    {line}" if line else "" for line in body),
+                ]
+        return parsed(self, lines)
+
+
+def parsed(directive: Directive, lines: list[str]) -> list[nodes.Node]:
+    env = directive.state.document.settings.env
+    for file in (__file__, docstrings.__file__, ROOT / "pytest_ndpy.py", *_SOURCES):
+        env.note_dependency(str(file))
+    node = nodes.Element()
+    directive.state.nested_parse(StringList(lines, source="public names"), directive.content_offset, node)
+    return list(node.children)
+
+
 def link_types(app: Sphinx, env: Any, node: addnodes.pending_xref, contnode: nodes.Node) -> nodes.Node | None:
     """A type in a signature is named without its module."""
     if node.get("refdomain") != "py":
@@ -347,6 +404,8 @@ def make_plain(app: Sphinx, doctree: nodes.document, page: str) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("public", Public)
+    app.add_directive("public-of", PublicOf)
+    app.add_directive("fixtures", Fixtures)
     app.connect("missing-reference", link_types)
     app.connect("doctree-read", unlink_builtins)
     app.connect("doctree-resolved", make_plain)
