@@ -52,3 +52,15 @@ def test_a_server_of_a_page_is_waited_for_and_ends_by_ctrl_c(tmp_path: Path) -> 
         "```\n\n```console\nclient$ echo hello\nhello\n```\n"
     )
     Page(page).run(tmp_path)
+
+
+def test_the_workflows_of_the_page_on_ci_install_what_the_template_does() -> None:
+    template = (ROOT / "examples/testing/.github/workflows/tests.yml").read_text("utf-8")
+    shown = [block.text for block in Page(ROOT / "docs/howto/ci.md").blocks if block.word == "yaml"]
+    assert len(shown) == 2
+    needed = {"rdma-core", "qemu-system-x86", "busybox-static"}
+    for text in (template, *shown):
+        installed = {word for line in text.splitlines() if "apt-get install" in line for word in line.split()}
+        assert needed <= installed
+        assert any(word.startswith("linux-image-") for word in installed)
+        assert "pytest --rdma vm" in text
