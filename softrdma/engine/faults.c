@@ -176,30 +176,32 @@ static struct place place_of(enum fault_at at, unsigned what, const struct queue
     return (struct place){.at = at, .what = what, .queue_pair = qp->number, .peer = peer};
 }
 
+/* `kinds`: those that can happen there; 0: any. */
+static const struct fault *at_message_of(enum fault_at at, unsigned what, unsigned kinds, struct queue_pair *qp,
+                                         struct stream *stream, uint64_t size, const void *content, size_t content_size)
+{
+    uint8_t peer[16];
+    struct place place = place_of(at, what, qp, stream, peer);
+
+    place.kinds = kinds;
+    place.again = at == AT_REQUEST && kinds == FAULT_BIT(FAULT_LATE_RECEIVE);
+    place.size = size;
+    place.content = content;
+    place.content_size = content_size;
+    return faults_ask(qp->object.adapter->faults, &place);
+}
+
 const struct fault *faults_at_request(struct queue_pair *qp, struct stream *stream, const struct operation *operation,
                                       const void *content, size_t size)
 {
-    uint8_t peer[16];
-    struct place place = place_of(AT_REQUEST, operation_of(operation), qp, stream, peer);
-
-    place.size = operation->length;
-    place.content = content;
-    place.content_size = size;
-    return faults_ask(qp->object.adapter->faults, &place);
+    return at_message_of(AT_REQUEST, operation_of(operation), 0, qp, stream, operation->length, content, size);
 }
 
 const struct fault *faults_at_message(struct queue_pair *qp, struct stream *stream, const struct operation *operation,
                                       const void *content, size_t size)
 {
-    uint8_t peer[16];
-    struct place place = place_of(AT_MESSAGE, operation_of(operation), qp, stream, peer);
-
-    place.size = operation->length;
-    place.content = content;
-    place.content_size = size;
-    if (operation->type == Nd2RequestTypeRead)
-        place.kinds = ~FAULT_BIT(FAULT_SPLIT);
-    return faults_ask(qp->object.adapter->faults, &place);
+    unsigned kinds = operation->type == Nd2RequestTypeRead ? ~FAULT_BIT(FAULT_SPLIT) : 0;
+    return at_message_of(AT_MESSAGE, operation_of(operation), kinds, qp, stream, operation->length, content, size);
 }
 
 void faults_corrupt(const struct queue_pair *qp, const struct fault *fault, uint8_t *data, size_t size)
@@ -211,30 +213,18 @@ void faults_corrupt(const struct queue_pair *qp, const struct fault *fault, uint
         data[random % size] ^= (uint8_t)(1 + (random >> 32) % 255);
 }
 
-static const struct fault *at_receive(struct queue_pair *qp, struct stream *stream, unsigned kinds, uint64_t size,
-                                      const void *content, size_t content_size)
-{
-    uint8_t peer[16];
-    struct place place = place_of(AT_REQUEST, PLACE_RECEIVE, qp, stream, peer);
-
-    place.kinds = kinds;
-    place.again = (kinds & FAULT_BIT(FAULT_LATE_RECEIVE)) != 0;
-    place.size = size;
-    place.content = content;
-    place.content_size = content_size;
-    return faults_ask(qp->object.adapter->faults, &place);
-}
-
 const struct fault *faults_at_arrival(struct queue_pair *qp, struct stream *stream, uint64_t size, const void *content,
                                       size_t content_size)
 {
-    return at_receive(qp, stream, FAULT_BIT(FAULT_LATE_RECEIVE), size, content, content_size);
+    return at_message_of(AT_REQUEST, PLACE_RECEIVE, FAULT_BIT(FAULT_LATE_RECEIVE), qp, stream, size, content,
+                         content_size);
 }
 
 const struct fault *faults_at_receive(struct queue_pair *qp, struct stream *stream, uint64_t size, const void *content,
                                       size_t content_size)
 {
-    return at_receive(qp, stream, ~FAULT_BIT(FAULT_LATE_RECEIVE), size, content, content_size);
+    return at_message_of(AT_REQUEST, PLACE_RECEIVE, ~FAULT_BIT(FAULT_LATE_RECEIVE), qp, stream, size, content,
+                         content_size);
 }
 
 const struct fault *faults_at_connection(struct queue_pair *qp, const struct stream *stream, bool passive)
