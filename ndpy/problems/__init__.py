@@ -19,7 +19,7 @@ from importlib import resources
 FILES = ("requests", "connections", "calls", "objects", "silence")
 PARTS = ("Names", "Meaning", "Causes", "Tell them apart", "Remedy", "Reproduce")
 
-_NAME = re.compile(r"`([^`]+)`(?: \((0x[0-9A-Fa-f]+|\d+)\))?")
+_NAME = re.compile(r"`([^`]+)`(?:\s+\((0x[0-9A-Fa-f]+|\d+)\))?")
 _PREFIX = re.compile(r"^(ibv_wc|ibv_event|rdma_cm_event|nd|status|ndpy|errors|aio|faults|ndpy\.aio|ndpy\.faults)[_.]")
 
 

@@ -26,6 +26,7 @@ from ndpy import problems
 from ndpy.faults import kinds
 from ndpy.faults.injection import VARIABLE, Injection
 from ndpy.tools.cli import main
+from ndpy.tools.doctor import findings
 
 PROBLEMS = problems.all_problems()
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,6 +152,13 @@ def test_the_word_of_every_errno_has_a_section() -> None:
         assert problems.named(error.problem)[0].word == error.problem
 
 
+def test_a_finding_of_the_doctor_ends_with_the_word_of_a_section() -> None:
+    assert set(findings.PAGES.values()) <= {each.word for each in PROBLEMS}
+    assert findings.failed("open files", "few are left", "raise the limit").page == " (ndpy explain open-files)"
+    assert findings.failed("open files", "few are left", "raise it (ndpy explain x)").page == ""
+    assert findings.passed("open files", "many are left").page == ""
+
+
 # ---- what is explained ----
 
 
@@ -217,6 +225,8 @@ def first(texts: Iterator[str], ending: str) -> list[str]:
     return told
 
 
+# An adapter that refuses to close is dropped.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("problem", [each for each in PROBLEMS if each.scenario], ids=lambda each: each.word)
 def test_a_scenario_makes_the_error_that_names_its_problem(
     problem: problems.Problem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

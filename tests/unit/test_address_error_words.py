@@ -22,7 +22,7 @@ EVENTS = {"address": lib.RDMA_CM_EVENT_ADDR_ERROR, "route": lib.RDMA_CM_EVENT_RO
 
 #: The words of each errno, and those that another one has.
 WORDS = {
-    errno.ENODEV: "no RDMA adapter of this network namespace",
+    errno.ENODEV: "an RDMA adapter of this network namespace",
     errno.ETIMEDOUT: "no answer to address resolution; check the address, the link and `ip neigh`",
     errno.ENETUNREACH: "there is no route; `ip route get`",
     errno.EHOSTUNREACH: "the host or its router is not there",

@@ -76,7 +76,7 @@ def _table(findings: list[Finding]) -> Table:
     for finding in findings:
         text = Text(finding.message)
         if finding.remedy:
-            text.append(f"\nremedy: {finding.remedy}", style="bold")
+            text.append(f"\nremedy: {finding.remedy}{finding.page}", style="bold")
         table.add_row(Text(finding.verdict.value, style=_STYLES[finding.verdict]), Text(finding.check), text)
     return table
 

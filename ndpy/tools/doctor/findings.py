@@ -33,6 +33,24 @@ class Verdict(str, enum.Enum):
     FAIL = "FAIL"
 
 
+#: The words of `ndpy explain` for the checks whose findings have a page.
+PAGES = {
+    "libibverbs": "no-library",
+    "librdmacm": "no-library",
+    "symbols": "no-library",
+    "drivers": "no-library",
+    "device files": "no-adapter",
+    "adapters": "no-adapter",
+    "container": "not-permitted",
+    "locked memory": "memlock",
+    "open files": "open-files",
+    "rdma control group": "resources",
+    "memory control group": "resources",
+    "active port": "port-down",
+    "fork": "fork",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """The result of one check.
@@ -52,6 +70,12 @@ class Finding:
     def __post_init__(self) -> None:
         if (self.verdict is Verdict.PASS) is bool(self.remedy):
             raise ValueError(f"{self.check}: {self.verdict.value} with the remedy {self.remedy!r}")
+
+    @property
+    def page(self) -> str:
+        """The command that explains it, in brackets. "" if it has no page, or the remedy names one already."""
+        word = PAGES.get(self.check, "") if self.remedy else ""
+        return f" (ndpy explain {word})" if word and "(ndpy explain " not in self.remedy else ""
 
     def to_dict(self) -> dict[str, str]:
         """Return plain values, for JSON."""
