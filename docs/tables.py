@@ -8,6 +8,7 @@ Such a part begins with the comment `made by docs/tables.py: NAME` and ends with
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
@@ -110,7 +111,26 @@ def aio_life() -> str:
     return "\n".join([graph("aio", rows), "", *words])
 
 
+def floors() -> str:
+    """The imports of parts of ndpy, without those that a lower part makes anyway."""
+    tree = ast.parse((DOCS.parent / "tests/unit/test_imports.py").read_text("utf-8"))
+    (value,) = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FLOORS"
+    ]
+    uses = {name: set(words.split()) for name, words in ast.literal_eval(value).items()}
+
+    def below(name: str) -> set[str]:
+        return uses[name].union(*map(below, uses[name]))
+
+    rows = []
+    for name, direct in uses.items():
+        indirect = set().union(*map(below, direct)) if direct else set()
+        rows += [(name, "", each) for each in sorted(direct - indirect)]
+    return graph("floors", rows)
+
+
 MAKERS: dict[str, Callable[[], str]] = {
+    "floors": floors,
     "quirks": quirks,
     "capabilities": capabilities,
     "connection_life": connection_life,
@@ -122,6 +142,8 @@ def pages() -> dict[Path, tuple[str, str]]:
     """The text that each page with such a part has, and the text that it should have."""
     found = {}
     for page in DOCS.rglob("*.md"):
+        if "_build" in page.parts:
+            continue
         text = page.read_text("utf-8")
         made = PART.sub(lambda part: part[1] + "\n" + MAKERS[part[2]]() + "\n" + part[3], text)
         if "<!-- made by docs/tables.py:" in text:
