@@ -231,7 +231,7 @@ enum operation_type { BY_RC = 1, BY_UC = 2, BY_UD = 4, BY_XRC = 8 };
 #define DOC_compare_and_swap \
     "Start an atomic operation: read 8 bytes of the peer's memory and, if they are `compare`, write `swap` there.\n" \
     "\n" \
-    "`sges` gets the 8 bytes as they were before, also if they differ from `compare`. They are an " \
+    "`sges` gets the 8 bytes as they were before, even if they differ from `compare`. They are an " \
         "integer in host order. Among\n" \
     "the atomic operations of the peer's adapter no other one comes between. Neither do those of the " \
         "peer's processors and\n" \

@@ -548,7 +548,7 @@ class WorkQueues(PostingQueue):
     ) -> None:
         """Start an atomic operation: read 8 bytes of the peer's memory and, if they are `compare`, write `swap` there.
 
-        `sges` gets the 8 bytes as they were before, also if they differ from `compare`. They are an integer in host order. Among
+        `sges` gets the 8 bytes as they were before, even if they differ from `compare`. They are an integer in host order. Among
         the atomic operations of the peer's adapter no other one comes between. Neither do those of the peer's processors and
         of its other adapters, if the peer's adapter has Capability.GLOBAL_ATOMICS.
 

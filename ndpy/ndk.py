@@ -1,7 +1,7 @@
 """A model of memory registration in NDK, the kernel interface of NetworkDirect, for people who port or test its
 consumers.
 
-The module is frozen: it is tested, and only faults are mended. See docs/explained/frozen.md.
+The module is frozen: it is tested, and it changes only to correct faults. See docs/explained/frozen.md.
 
 The model runs in user mode, over any adapter, and calls no kernel interface. The adapter of ndpy registers the memory.
 This module keeps the contract that NdkRegisterMr has with its consumers (contract section J), with its names, statuses

@@ -207,7 +207,7 @@ class Life:
 
 
 class Finally:
-    """`async with Finally(user, end)`: what `finally: await end()` does, also if the coroutine is dropped.
+    """`async with Finally(user, end)`: what `finally: await end()` does, even if the coroutine is dropped.
 
     When a loop is closed before its tasks have ended, or a program forgets a task, the garbage collector closes the
     coroutine with GeneratorExit. It does so in any thread, which may hold any lock. So nothing may wait then, and no

@@ -86,7 +86,7 @@ class Status:
 
     Attributes:
         name: without `IBV_WC_`.
-        operations: the operations that can end so.
+        operations: the operations that can end with it.
         reference: who says so.
         executors: who can give it.
     """
@@ -218,7 +218,7 @@ VALUES = (
     Data("data", 256, "private data, which the program gets with the rejection"),
 )
 
-_NOT_THE_SHIM = (("shim", "what is on its way is the driver's, which no library sees"),)
+_NOT_THE_SHIM = (("shim", "the driver handles the packets, and no library sees them"),)
 _NO_EVENTS = (("softnd", "NetworkDirect has no events of the adapter"),)
 _NO_ALTERNATE_PATH = tuple((name, "a connection of soft0 and softnd has one path") for name in ("engine", "softnd"))
 _UNSEEN = tuple((name, "a reliable connection delivers each message once and in order") for name in EXECUTORS)

@@ -82,7 +82,7 @@ class DeviceMemory(AdapterObject, DeviceMemorySteps):
         """Make a region of it, for requests of this side and of peers.
 
         Elements and peers name the first byte of the region by the address 0. The region's buffer is None, and windows
-        cannot be bound to it. It can be made once and again, also for several parts.
+        cannot be bound to it. It can be made again and again, and for several parts at once.
 
         Parameters:
             access: see Access.

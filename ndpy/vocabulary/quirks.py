@@ -7,8 +7,8 @@ Three readers use it:
   FAIL.
 - The tests skip, or expect to fail, what the table says.
 
-Most entries are facts about a transport, or faults of a driver that no release of ndpy can mend. Where ndpy spares its
-users the effect, `workaround` says how. Then a check passes on that driver too, and the entry excuses no failure.
+Most entries are facts about a transport, or faults of a driver that no release of ndpy can correct. If ndpy works
+around one, `workaround` says how. Then a check passes on that driver too, and the entry excuses no failure.
 tests/verbs/programs has small C programs that show what the drivers do by themselves.
 """
 
@@ -383,7 +383,7 @@ class Quirk(enum.Enum):
         except_drivers=(),
     )
     IWARP_NO_PATH_MTU = _iwarp(
-        "on iWARP the path MTU is TCP's affair",
+        "on iWARP there is no path MTU: TCP decides how large packets are",
         "RFC 5044: segments follow TCP's",
         except_drivers=(),
     )

@@ -39,6 +39,12 @@ BAD = (
     "rxe does this otherwise than siw.",
     "It is called under the lock, as is its twin.",
     "The one of them with this number.",
+    "The buffer is kept, also if the program drops it.",
+    "Some adapters report it so.",
+    "The mended fault brings a test.",
+    "It ends a receive of the peer, which so learns of it.",
+    "The MTU is TCP's affair.",
+    "It can be made once and again.",
 )
 GOOD = (
     "The region's buffer is None.",
@@ -50,6 +56,8 @@ GOOD = (
     "It makes so many that memory ends.",
     "Who makes the faults?",
     "It ends, as is usual.",
+    "It also ends if the peer ends.",
+    "It fails so often that nobody uses it.",
     "It has not answered yet.",
     "The connection has not been made.",
     "Take completions until there are no more.",

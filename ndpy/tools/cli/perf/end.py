@@ -98,7 +98,7 @@ class End:
                 queue_pair.receive(self.slots[q], context=plan.queue_pairs + q)
 
     def close(self) -> None:
-        """Close everything, also if some of it fails."""
+        """Close everything, even if some of it fails."""
         with contextlib.suppress(ndpy.NdpyError):
             self._stack.close()
 

@@ -51,7 +51,7 @@ Take = Callable[[int], list[ndpy.Completion]]
 
 @dataclass
 class Tally:
-    """What a side has moved: groups, and the time from the first post to the last completion. Valid also after an
+    """What a side has moved: groups, and the time from the first post to the last completion. Valid even after an
     exception.
     """
 

@@ -126,7 +126,7 @@ class Connection:
         return self.testbed.take(self.near, count, what)
 
     def take_ok(self, count: int, what: str) -> list[ndpy.Completion]:
-        """As take(). Fails also if a request has failed."""
+        """As take(). Also fails for a failed request."""
         taken = self.take(count, what)
         expect_ok(taken, what)
         return taken
