@@ -18,10 +18,11 @@ DOCS = Path(__file__).resolve().parent
 
 def sphinx(builder: str, folder: Path) -> None:
     cache = folder.parent / "doctrees"
-    subprocess.run(
-        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", builder, "-d", cache, DOCS, folder],
-        check=True,
-    )
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", builder, "-d", cache, DOCS, folder]
+    if subprocess.run(command).returncode:
+        raise SystemExit(
+            "docs: Sphinx has found mistakes. `rig/setup.sh docs` installs what it needs, and builds ndpy."
+        )
 
 
 def title_and_summary(page: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from ndpy import Capability
 from ndpy.aio import life
 from ndpy.objects import connection_states
+from ndpy.vocabulary.queue_pair_attributes import CHANGES, QueuePairAttributes
 from ndpy.vocabulary.quirks import Quirk
 
 DOCS = Path(__file__).resolve().parent
@@ -129,12 +130,26 @@ def floors() -> str:
     return graph("floors", rows)
 
 
+def changes() -> str:
+    """The attributes of each change of state, for each type of queue pair."""
+    fields = tuple(QueuePairAttributes.__dataclass_fields__)
+    lines = []
+    for kind, table in CHANGES.items():
+        lines += [f"**{kind.name}**", "", "| from | to | needs | also takes |", "| --- | --- | --- | --- |"]
+        for (before, after), given in table.items():
+            needed, taken = (", ".join(f"`{name}`" for name in fields if name in names) for names in given)
+            lines.append(f"| {before.name} | {after.name} | {needed} | {taken} |")
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
 MAKERS: dict[str, Callable[[], str]] = {
     "floors": floors,
     "quirks": quirks,
     "capabilities": capabilities,
     "connection_life": connection_life,
     "aio_life": aio_life,
+    "changes": changes,
 }
 
 

@@ -28,7 +28,7 @@ _EXCEPTIONS: dict[Status, type[errors.ProviderError]] = {
 }
 
 _MEANINGS: dict[Status, str] = {
-    Status.CANCELED: "cancelled by an earlier failure, a flush, or the end of the connection",
+    Status.CANCELED: "cancelled: the peer has disconnected, an earlier request failed, or the queue pair was flushed",
     Status.ACCESS_VIOLATION: "memory was used beyond its rights or its bounds, here or at the peer",
     Status.BUFFER_OVERFLOW: "the message is longer than the receive that took it",
     Status.DATA_OVERRUN: "the message is longer than the adapter or the peer's receive can take",

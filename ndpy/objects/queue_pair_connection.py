@@ -337,8 +337,8 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
 
         Parameters:
             attributes: those of QueuePairAttributes, by name. Which ones a change of state needs and takes depends on
-                the type of the queue pair. CHANGES in ndpy/vocabulary/queue_pair_attributes.py has the table. For RTS,
-                the defaults of connect_endpoint() are good values.
+                the type of the queue pair. The page "Queue pairs by hand" has the table. For RTS, the defaults of
+                connect_endpoint() are good values.
         Raises:
             QueuePairAttributesError: an attribute is missing, or one is too many; the message names them. Or there is
                 no such change of state.
