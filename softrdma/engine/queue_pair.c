@@ -121,14 +121,16 @@ static struct cq_entry canceled(const struct queue_pair *qp, void *context, ND2_
 /* A flush adds the entries of both queues before it notifies anybody (F.7.3). */
 static void flush_initiator(struct queue_pair *qp, nd_status first, bool *notify)
 {
-    bool behind_held = false;
+    bool behind_held = false, behind_failed = false;
 
+    /* If the connection is lost, the oldest operation says so, also if it was sent. */
     for (uint64_t i = qp->completed; i < qp->posted; i++)
-        if (qp_operation(qp, i)->state == OPERATION_FAILED)
+        if (qp_operation(qp, i)->state == OPERATION_FAILED && !qp_operation(qp, i)->unanswered)
             first = ND_CANCELED;
     for (; qp->completed < qp->posted; qp->completed++) {
         struct operation *operation = qp_operation(qp, qp->completed);
-        nd_status status = operation->state == OPERATION_FAILED ? operation->status : first;
+        bool fails = operation->state == OPERATION_FAILED && !(operation->unanswered && behind_failed);
+        nd_status status = fails ? operation->status : first;
         bool taken = operation->state == OPERATION_SENT && operation->type != Nd2RequestTypeRead &&
                      qp->completed < qp->acknowledged;
         behind_held |= is_held(operation);
@@ -136,6 +138,7 @@ static void flush_initiator(struct queue_pair *qp, nd_status first, bool *notify
         struct cq_entry entry = canceled(qp, operation->context, operation->type, done ? ND_SUCCESS : status);
         entry.terminate = operation->state == OPERATION_FAILED ? operation->terminate : 0;
         operation_release(operation);
+        behind_failed |= !done;
         if (!done)
             first = ND_CANCELED;
         else if ((operation->flags & ND_OP_FLAG_SILENT_SUCCESS) != 0)

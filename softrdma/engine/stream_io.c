@@ -103,6 +103,18 @@ static void end_by_fault(struct stream *stream)
     stream_connection_lost(stream, ND_CONNECTION_ABORTED);
 }
 
+/* The queue pair leaves when so many bytes were sent. */
+static void leave_by_fault(struct stream *stream)
+{
+    const struct fault *fault = stream->fault;
+
+    if (fault == NULL || fault->kind != FAULT_DISCONNECT || stream->phase != STREAM_ESTABLISHED ||
+        stream->sent_bytes < fault->bytes)
+        return;
+    stream->fault = NULL;
+    qp_leave(stream->queue_pair);
+}
+
 /* Starts or continues to send the buffer that is not being filled. True if all of it was sent at once. */
 static bool send_buffer(struct stream *stream)
 {
@@ -114,13 +126,9 @@ static bool send_buffer(struct stream *stream)
         return false;
     }
 
-    if (fault != NULL && fault->kind == FAULT_DISCONNECT) {
-        if (stream->phase == STREAM_ESTABLISHED && stream->sent_bytes >= fault->bytes) {
-            stream->fault = NULL;
-            qp_leave(stream->queue_pair);
-        }
+    leave_by_fault(stream);
+    if (fault != NULL && fault->kind == FAULT_DISCONNECT)
         fault = NULL;
-    }
     while (buffer->begin < buffer->end) {
         size_t size = buffer->end - buffer->begin;
         if (fault != NULL && stream->sent_bytes + size > fault->bytes)
@@ -149,6 +157,7 @@ static bool send_buffer(struct stream *stream)
     }
     buffer->begin = buffer->end = buffer->receipt = 0;
     stream->sending = false;
+    leave_by_fault(stream);
     return true;
 }
 

@@ -17,7 +17,7 @@ static void take_context(unsigned library, struct ibv_context *ibv)
 
 static struct ibv_context *stand_in_ibv_open_device(unsigned library, struct ibv_device *device)
 {
-    int error = scenario_usable() ? call_fault(PLACE_CALL_OPEN_DEVICE, NULL, 0) : EINVAL;
+    int error = may_open() ? call_fault(PLACE_CALL_OPEN_DEVICE, NULL, 0) : EINVAL;
 
     if (error != 0)
         return null_with(error);
@@ -29,7 +29,7 @@ static struct ibv_context *stand_in_ibv_open_device(unsigned library, struct ibv
 
 static struct ibv_context *stand_in_ibv_import_device(unsigned library, int fd)
 {
-    int error = scenario_usable() ? call_fault(PLACE_CALL_OPEN_DEVICE, NULL, 0) : EINVAL;
+    int error = may_open() ? call_fault(PLACE_CALL_OPEN_DEVICE, NULL, 0) : EINVAL;
 
     if (error != 0)
         return null_with(error);

@@ -8,6 +8,7 @@
 
 bool shim_on;
 struct scenario *scenario;
+static bool is_wrong;
 _Thread_local const void *caller;
 _Thread_local unsigned inside;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -67,7 +68,8 @@ static void read_scenario(void)
     char error[512];
     const char *path = getenv(SCENARIO_VARIABLE);
 
-    if (path == NULL)
+    /* A child of the process that loaded this may have removed it. */
+    if (path == NULL || *path == '\0')
         return;
     struct scenario *made = scenario_read(path, error, sizeof error);
     if (made != NULL && !scenario_suits(made, "the shim", can, error, sizeof error)) {
@@ -77,6 +79,13 @@ static void read_scenario(void)
     if (made == NULL)
         fprintf(stderr, "%s\n", error);
     scenario = made;
+    is_wrong = made == NULL;
+}
+
+bool may_open(void)
+{
+    pthread_once(&once, read_scenario);
+    return !is_wrong;
 }
 
 bool scenario_usable(void)

@@ -4,9 +4,8 @@
 
 static struct rdma_event_channel *stand_in_rdma_create_event_channel(unsigned library)
 {
-    int error = scenario_usable()
-                    ? call_fault(PLACE_CALL_RDMA_CREATE_EVENT_CHANNEL, NULL, (uint64_t)live[LIVE_EVENT_CHANNEL])
-                    : EINVAL;
+    int error = may_open() ? call_fault(PLACE_CALL_RDMA_CREATE_EVENT_CHANNEL, NULL, (uint64_t)live[LIVE_EVENT_CHANNEL])
+                           : EINVAL;
 
     if (error != 0)
         return null_with(error);
@@ -49,7 +48,7 @@ static void forget_id(struct rdma_cm_id *id)
 static int stand_in_rdma_create_id(unsigned library, struct rdma_event_channel *channel, struct rdma_cm_id **id,
                                    void *context, enum rdma_port_space space)
 {
-    int error = scenario_usable() ? call_fault(PLACE_CALL_RDMA_CREATE_ID, NULL, (uint64_t)live[LIVE_ID]) : EINVAL;
+    int error = may_open() ? call_fault(PLACE_CALL_RDMA_CREATE_ID, NULL, (uint64_t)live[LIVE_ID]) : EINVAL;
 
     if (error != 0)
         return minus_with(error);
@@ -100,7 +99,7 @@ static int stand_in_rdma_destroy_id(unsigned library, struct rdma_cm_id *id)
 static int stand_in_rdma_create_ep(unsigned library, struct rdma_cm_id **id, struct rdma_addrinfo *info,
                                    struct ibv_pd *pd, struct ibv_qp_init_attr *attributes)
 {
-    int error = scenario_usable() ? call_fault(PLACE_CALL_RDMA_CREATE_ID, NULL, (uint64_t)live[LIVE_ID]) : EINVAL;
+    int error = may_open() ? call_fault(PLACE_CALL_RDMA_CREATE_ID, NULL, (uint64_t)live[LIVE_ID]) : EINVAL;
 
     if (error != 0)
         return minus_with(error);

@@ -167,8 +167,9 @@ struct late_receive {
 
 /* executor.c */
 extern struct scenario *scenario;
-/* Reads the scenario at the first call. False: it cannot be used. */
-bool scenario_usable(void);
+/* Both read the scenario at the first call. */
+bool may_open(void);                     /* unless it has an error */
+bool scenario_usable(void);              /* there is one */
 extern _Thread_local const void *caller; /* of the function of verbs that runs */
 extern _Thread_local unsigned inside;    /* calls of librdmacm's functions, which call others of verbs themselves */
 /* Counts the call. Returns the errno with which it is to fail, or 0. Waits if it is slow. */

@@ -71,6 +71,19 @@ def test_a_call_fails_with_its_errno():
         assert [fired.place for fired in injection.report().fired] == ["reg_mr"]
 
 
+def test_a_child_without_the_scenario_has_no_faults():
+    opens = "import ctypes; print(ctypes.CDLL('librdmacm.so.1').rdma_create_event_channel() != 0)"
+    removes = f"import os; os.fork() or (os.environ.pop('NDPY_FAULTS'), exec({opens!r}), os._exit(0)); os.wait()"
+    fault = Fault("errno", call="rdma_create_event_channel", errno="ENOMEM")
+    with Injection(Scenario([fault]), "shim") as injection:
+        environment = injection.environment(softverbs.environment(softverbs.folder(), os.environ))
+        told = [
+            subprocess.run([sys.executable, "-uc", code], env=environment, capture_output=True, text=True).stdout
+            for code in (opens, removes)
+        ]
+    assert told == ["False\n", "True\n"]
+
+
 def flushed(name: int, until: int) -> list[str]:
     return [f"{i} {FLUSHED}" for i in range(name, until)]
 
