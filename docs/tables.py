@@ -85,7 +85,9 @@ def graph(name: str, rows: Iterable[tuple[str, str, str]]) -> str:
     edges: dict[tuple[str, str], list[str]] = {}
     for before, event, after in rows:
         edges.setdefault((before, after), []).append(event)
-    lines += [f'    "{before}" -> "{after}" [label="{_labels(events)}"];' for (before, after), events in edges.items()]
+    for (before, after), events in edges.items():
+        label = f' [label="{_labels(events)}"]' if any(events) else ""
+        lines.append(f'    "{before}" -> "{after}"{label};')
     return "\n".join([*lines, "}", "```"])
 
 
