@@ -39,8 +39,9 @@ def test_pyroma_has_nothing_to_say(release):
 
 
 def test_the_version_stands_in_one_place(release):
+    """Pages of the documentation show what commands print, with numbers that tests/docs compares loosely."""
     tracked = subprocess.run(
-        ["git", "grep", "-lFI", ndpy.__version__, "--", ":!tests"], cwd=ROOT, capture_output=True, text=True
+        ["git", "grep", "-lFI", ndpy.__version__, "--", ":!tests", ":!docs"], cwd=ROOT, capture_output=True, text=True
     )
     if tracked.returncode > 1:
         pytest.skip("not a git checkout")

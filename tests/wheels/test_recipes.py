@@ -121,9 +121,12 @@ def test_the_lines_of_the_container_run_in_a_fresh_debian(release):
     mirror = os.environ.get("NDPY_DEBIAN_MIRROR") or first_mirror()
     output_of("debootstrap", "--variant=minbase", "bookworm", base, mirror)
     shutil.copytree("/etc/apt", base / "etc/apt", dirs_exist_ok=True, symlinks=True)
+    # How this machine reaches the archives, and whose certificates it trusts. A package may write /etc/ssl anew.
     for path in ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf"):
         if Path(path).exists():
             shutil.copy(path, base / path[1:])
+    if trusted := os.environ.get("SSL_CERT_FILE"):
+        shutil.copy(trusted, f"{base}{TRUSTED}")
     roots: dict[str, Path] = {}
     for stage in instructions():
         root = place / f"stage{len(roots)}"
@@ -153,12 +156,16 @@ def first_mirror() -> str:
     return str(mirror)
 
 
+TRUSTED = "/trusted.crt"
+
+
 def in_root(root: Path, command: str) -> str:
     """Run a line in a chroot, with its own view of processes and files."""
     inside = f'mount -t proc proc {root}/proc && mount --bind /dev {root}/dev && exec chroot {root} /bin/sh -e -c "$1"'
-    return output_of(
-        "unshare", "--mount", "--fork", "--pid", "sh", "-c", inside, "sh", command, DEBIAN_FRONTEND="noninteractive"
-    )
+    variables = {"DEBIAN_FRONTEND": "noninteractive"}
+    if Path(f"{root}{TRUSTED}").exists():
+        variables |= dict.fromkeys(("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE"), TRUSTED)
+    return output_of("unshare", "--mount", "--fork", "--pid", "sh", "-c", inside, "sh", command, **variables)
 
 
 # ---- conda ----
