@@ -393,7 +393,7 @@ def test_the_doctor_says_that_it_works_and_how_to_use_it(bare, soft):
 
 def test_the_doctor_only_warns_without_it_unless_it_was_asked_for(bare, unusable, monkeypatch):
     (finding,) = linux.examine_softverbs()
-    assert (finding.verdict, finding.remedy) == (Verdict.WARN, "install ndpy again")
+    assert (finding.verdict, finding.remedy) == (Verdict.WARN, "install ndpy again (ndpy explain no-library)")
     monkeypatch.setenv("NDPY_ADAPTER", "soft0")
     (finding,) = linux.examine_softverbs()
     assert finding.verdict is Verdict.FAIL
@@ -523,7 +523,7 @@ def test_path_prints_the_folder(tmp_path):
 def test_without_the_libraries_it_says_what_to_do(tmp_path, words):
     code = "real = softverbs.folder\nfrom ndpy import errors\ndef absent(): raise errors.ProviderNotFoundError('none here')\nsoftverbs.folder = absent"
     done = soft_command(tmp_path, *words, code=code)
-    assert (done.returncode, done.stdout, done.stderr) == (125, "", "ndpy soft: none here\n")
+    assert (done.returncode, done.stdout, done.stderr) == (125, "", "ndpy soft: none here (ndpy explain no-library)\n")
 
 
 @pytest.mark.parametrize("words", [["path"], ["run", "true"]])
