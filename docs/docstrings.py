@@ -126,6 +126,12 @@ def lines_for_sphinx(docstring: Docstring, inline: Callable[[str], str], leave_o
 
 def _paragraphs(block: str, inline: Callable[[str], str]) -> list[str]:
     lines = block.splitlines()
+    if lines[0].startswith("- "):
+        # A list: the lines below an item belong to it.
+        items: list[list[str]] = []
+        for line in filter(None, lines):
+            items.append([line[2:]]) if line.startswith("- ") else items[-1].append(line.strip())
+        return [*(f"- {inline(' '.join(item))}" for item in items), ""]
     first = next((number for number, line in enumerate(lines) if line.startswith(" ")), len(lines))
     before = " ".join(line for line in lines[:first] if line)
     inside = inspect.cleandoc("\n" + "\n".join(lines[first:])).splitlines()
