@@ -161,9 +161,9 @@ def rdma_adapter_name(request: pytest.FixtureRequest) -> Iterator[str]:
 def rdma_adapter(rdma_adapter_name: str) -> Iterator[ndpy.Adapter]:
     """An open adapter for one test. It is closed at the end. What the test has left open in it is a failure."""
     import ndpy
-    from ndpy.testing import session
+    from ndpy.testing import leaks
 
-    with session.closing(ndpy.open_adapter(rdma_adapter_name)) as adapter:
+    with leaks.closing(ndpy.open_adapter(rdma_adapter_name)) as adapter:
         yield adapter
 
 
@@ -184,9 +184,9 @@ def rdma_pair(rdma_adapter: ndpy.Adapter) -> Iterator[Pair]:
 def rdma_cache(rdma_adapter: ndpy.Adapter) -> Iterator[ndpy.RegistrationCache]:
     """A registration cache of 64 MiB and 1,024 entries for one test. It is closed at the end."""
     import ndpy
-    from ndpy.testing import session
+    from ndpy.testing import leaks
 
-    with session.closing(ndpy.RegistrationCache(rdma_adapter, max_bytes=64 << 20, max_entries=1024)) as cache:
+    with leaks.closing(ndpy.RegistrationCache(rdma_adapter, max_bytes=64 << 20, max_entries=1024)) as cache:
         yield cache
 
 

@@ -128,7 +128,7 @@ class MemoryRegion(_core.MemoryRegion, AdapterObject, RegionSteps):
     _is_kept = False
 
     def __init__(self, adapter: Adapter, owner: Any, buffer: Any, address: int, length: int, access: Access) -> None:
-        self._adapter = adapter
+        super().__init__(adapter)
         self._owner = owner
         self.buffer = buffer
         self.address = address

@@ -11,7 +11,7 @@ import pytest
 import ndpy
 from ndpy.faults import Fault, Report, Scenario
 from ndpy.faults.injection import VARIABLE, Injection
-from ndpy.testing import session
+from ndpy.testing import leaks, session
 
 
 class Faults:
@@ -53,7 +53,7 @@ class Faults:
         self._stack.callback(_set, os.environ.get(VARIABLE))
         _set(path)
         self._environment[VARIABLE] = path
-        return self._stack.enter_context(session.closing(ndpy.open_adapter(self._adapter_name)))
+        return self._stack.enter_context(leaks.closing(ndpy.open_adapter(self._adapter_name)))
 
     def report(self) -> Report:
         """What has fired until now."""

@@ -14,47 +14,78 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import ndpy
+from ndpy.objects.adapter import _open_adapters
+from ndpy.objects.registrar import Registrar
 from ndpy.objects.resource import Resource
 from ndpy.tools.machines.kernel_log import RunningKernel, find_bugs
+
+R = TypeVar("R", bound=Resource)
 
 #: In the environment of a session in a VM.
 IN_VM = "NDPY_TESTING_IN_VM"
 #: Threads and connections that end by themselves have so long.
 _GRACE_S = 5.0
 # Modules that say nothing to the author of a test. What pytest calls without a test between is a fixture of the plugin.
-_INSIDE = re.compile(r"(?:ndpy|pytest_ndpy|contextlib)(?:\.|$)")
+_INSIDE = re.compile(r"(?:ndpy|pytest_ndpy|contextlib|threading|concurrent|asyncio|pytest_asyncio|anyio)(?:\.|$)")
 _PYTEST = re.compile(r"(?:_pytest|pluggy)\.")
-_MADE = ", made at "
-#: Where each open object was made, by its serial number.
-_places: dict[int, str] = {}
-#: All adapters that were opened.
-_adapters: weakref.WeakSet[ndpy.Adapter] = weakref.WeakSet()
+#: File and line where each object was made, by its serial number.
+_places: dict[int, tuple[str, int]] = {}
+#: The serial numbers of what closing() could not close.
+_kept_open: set[int] = set()
 
 
-@functools.cache
-def _note_places() -> None:
-    """From now on, note each adapter, and where each object is made."""
-    opened = Resource._opened
-    _adapters.update(thing for thing in gc.get_objects() if isinstance(thing, ndpy.Adapter))
+@contextlib.contextmanager
+def closing(thing: R) -> Iterator[R]:
+    """Close an object at the end of a test. If the test has left something open in it, Watch reports that, not this, and
+    closes both.
+    """
+    try:
+        yield thing
+    finally:
+        try:
+            thing.close()
+        except ndpy.DeviceBusyError:
+            _kept_open.add(thing._serial)
 
-    def note(self: Resource) -> None:
-        opened(self)
-        if isinstance(self, ndpy.Adapter):
-            _adapters.add(self)
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and _INSIDE.match(frame.f_globals.get("__name__", "")):
-            frame = frame.f_back
-        if frame is not None and not _PYTEST.match(frame.f_globals.get("__name__", "")):
-            file, line = frame.f_code.co_filename, frame.f_lineno
-            _places[self._serial] = f"{file}:{line}: {linecache.getline(file, line).strip()}"
 
-    Resource._opened = note  # type: ignore[method-assign, assignment]
+@contextlib.contextmanager
+def _noting_places() -> Iterator[None]:
+    """Meanwhile, note where each object is made."""
+    begin, register = Resource.__init__, Registrar.register
+
+    # Not when it is open: that may be in a thread of ndpy.
+    @functools.wraps(begin)
+    def noted(self: Resource, adapter: ndpy.Adapter) -> None:
+        begin(self, adapter)
+        _note(self)
+
+    # In C, it makes a region without __init__().
+    @functools.wraps(register)
+    def registered(*arguments: Any, **named: Any) -> ndpy.MemoryRegion:
+        region = register(*arguments, **named)
+        _note(region)
+        return region
+
+    Resource.__init__ = noted  # type: ignore[method-assign]
+    Registrar.register = registered  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Resource.__init__ = begin  # type: ignore[method-assign]
+        Registrar.register = register  # type: ignore[method-assign]
+
+
+def _note(thing: Resource) -> None:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and _INSIDE.match(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    if frame is not None and not _PYTEST.match(frame.f_globals.get("__name__", "")):
+        _places[thing._serial] = frame.f_code.co_filename, frame.f_lineno
 
 
 @functools.cache
@@ -93,11 +124,13 @@ class Watch:
     """What is open when a test begins. end() tells what is still open when it has ended."""
 
     def __init__(self) -> None:
-        _note_places()
         if "uvloop" in sys.modules:
             _open_for_ever()
         # What is open already is nobody's leak.
         _places.clear()
+        _kept_open.clear()
+        self._noting = _noting_places()
+        self._noting.__enter__()
         self._unraisable = _Unraisable()
         self._log = _kernel_log()
         self._records = len(self._log.read()) if self._log is not None else 0
@@ -123,9 +156,11 @@ class Watch:
             time.sleep(0.01)
             gc.collect()
         self._unraisable.end()
+        self._noting.__exit__(None, None, None)
         objects = {thing._serial for thing in _objects()} - self._before.kinds["objects"].keys()
-        # Of those that were left open with something in them, what is in them says more.
-        texts = [text for text in self._left("objects") if _MADE in text] or self._left("objects")
+        texts = [_object(thing) for thing in _objects() if thing._serial in objects - _kept_open]
+        # What keeps it open may be in no list.
+        texts = texts or self._left("objects")
         _close(objects)
         texts += self._left()
         bugs = find_bugs(self._log.read()[self._records :]) if self._log is not None else []
@@ -158,13 +193,15 @@ class _Open:
 
 
 def _objects() -> list[Resource]:
-    adapters = [adapter for adapter in _adapters if not adapter.closed]
+    adapters = [adapter for adapter in _open_adapters.members() if not adapter.closed]
     return [thing for adapter in adapters for thing in (adapter, *adapter._open_children())]
 
 
 def _object(thing: Resource) -> str:
-    place = _places.get(thing._serial, "")
-    return f"{thing!r}" + (_MADE + place if place else "")
+    if thing._serial not in _places:
+        return f"{thing!r}"
+    file, line = _places[thing._serial]
+    return f"{thing!r}, made at {file}:{line}: {linecache.getline(file, line).strip()}"
 
 
 def _threads() -> list[threading.Thread]:

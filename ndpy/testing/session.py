@@ -8,18 +8,14 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from typing import TypeVar
 
 import pytest
 
 import ndpy
 from ndpy import platforms
-from ndpy.objects.resource import Resource
 from ndpy.platforms.networkdirect import softnd_installation
 from ndpy.platforms.verbs import softverbs
 from ndpy.vocabulary.quirks import Quirk, quirks_of
-
-R = TypeVar("R", bound=Resource)
 
 
 def where(config: pytest.Config) -> str:
@@ -124,18 +120,6 @@ def expect_quirk(item: pytest.Item, info: ndpy.AdapterInfo, quirk: Quirk) -> boo
 def _info(name: str | None) -> ndpy.AdapterInfo:
     with ndpy.open_adapter(name) as adapter:
         return adapter.info
-
-
-@contextlib.contextmanager
-def closing(thing: R) -> Iterator[R]:
-    """Close an object at the end of a test. If the test has left something open in it, leaks.Watch reports and closes
-    both.
-    """
-    try:
-        yield thing
-    finally:
-        with contextlib.suppress(ndpy.DeviceBusyError):
-            thing.close()
 
 
 def environment(name: str) -> dict[str, str]:

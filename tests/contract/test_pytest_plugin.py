@@ -204,6 +204,45 @@ def test_what_is_left_open_fails_its_test_and_no_other(session, pytester):
         result.stdout.fnmatch_lines(["*left open: descriptor *.py"])
 
 
+def test_each_object_that_a_test_leaves_open_is_told_with_its_place(session, pytester, adapter):
+    pytester.makeconftest("from ndpy.testing import leaks\n\nleaks._GRACE_S = 0.1")
+    lines = {
+        "region": ["rdma_adapter.register(bytearray(4096))"],
+        "begun": ["rdma_adapter.begin_register(bytearray(1 << 20)).result(20)"],
+        "queue_then_region": ["rdma_adapter.create_completion_queue(4)", "rdma_adapter.register(bytearray(4096))"],
+        "queue_pair": ["rdma_adapter.create_completion_queue(4)", "rdma_adapter.create_queue_pair(kept[-1])"],
+        "listener": ["rdma_adapter.listen((rdma_adapter.info.addresses[0], 0))"],
+        "connector": ["rdma_adapter.create_connector()"],
+        "adapter": ["ndpy.open_adapter(rdma_adapter.info.name)"],
+        "region_of_a_cache": ["rdma_cache.local(bytearray(4096))"],
+    }
+    if ndpy.Capability.PROTECTION_DOMAINS in adapter.info.capabilities:
+        lines["domain"] = ["rdma_adapter.create_protection_domain()", "kept[-1].register(bytearray(4096))"]
+    if ndpy.Capability.MEMORY_WINDOWS in adapter.info.capabilities:
+        lines["window"] = ["rdma_adapter.create_memory_window()"]
+    source = "import ndpy\n\nkept = []\n"
+    for name, made in lines.items():
+        source += f"\ndef test_{name}(rdma_adapter, rdma_cache):\n"
+        source += "".join(f"    kept.append({each})  # {name} {place}\n" for place, each in enumerate(made))
+    result = session(source)
+    result.assert_outcomes(passed=len(lines), errors=len(lines))
+    told = re.findall(r"^left open: .*", result.stdout.str(), re.MULTILINE)
+    places = [re.sub(r".*, made at .*test_each_object\S*\.py:\d+: .*# ", "", line) for line in told]
+    assert sorted(places) == sorted(f"{name} {place}" for name, made in lines.items() for place in range(len(made)))
+
+
+@slow_on_windows
+def test_what_a_test_drops_fails_it_if_warnings_are_errors(session):
+    source = """
+        def test_region(rdma_adapter):
+            rdma_adapter.register(bytearray(4096))  # dropped
+    """
+    session(source).assert_outcomes(passed=1)
+    result = session(source, "-W", "error::ResourceWarning")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["exception that * <MemoryRegion of 4096 bytes*, made at *.py:2: *# dropped:"])
+
+
 @slow_on_windows
 def test_an_exception_that_nobody_can_catch_fails_its_test(session):
     result = session(

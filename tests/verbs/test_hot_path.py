@@ -79,6 +79,8 @@ def test_completions_are_taken_in_one_go(adapter, keep, pair):
     assert taken == list(range(12))
 
 
+# A look for leaks notes where regions are made.
+@pytest.mark.rdma(leaks=False)
 def test_registering_and_closing_are_one_call_each(adapter):
     buffer = bytearray(4096)
     region = adapter.register(buffer)
