@@ -16,7 +16,7 @@ import pytest
 _TESTS = Path(__file__).parents[1]
 _BUILT = _TESTS.parent / ".rig/programs"
 _FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror")
-_LIBRARIES = ("-libverbs", "-lpthread")
+_LIBRARIES = ("-Wl,--as-needed", "-libverbs", "-lrdmacm", "-lpthread")
 
 
 def can_be_built() -> bool:
@@ -24,20 +24,20 @@ def can_be_built() -> bool:
     return bool(shutil.which("gcc")) and Path("/usr/include/infiniband/verbs.h").exists()
 
 
-def built(source: Path, *libraries: str) -> Path:
-    """Return the compiled program, linked with these libraries besides libibverbs.
+def built(source: Path, *options: str) -> Path:
+    """Return the compiled program, linked with libibverbs, librdmacm and these options.
 
     The test skips without a compiler, and fails if the program does not compile.
     """
     if not can_be_built():
         pytest.skip("this needs gcc and libibverbs-dev")
     read = [source, *sorted(source.parent.glob("*.h"))]
-    key = hashlib.sha256(b"".join(path.read_bytes() for path in read) + repr((_FLAGS, libraries, _LIBRARIES)).encode())
+    key = hashlib.sha256(b"".join(path.read_bytes() for path in read) + repr((_FLAGS, options, _LIBRARIES)).encode())
     path = _BUILT / f"{source.stem}-{key.hexdigest()[:16]}"
     if not path.exists():
         _BUILT.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{os.getpid()}")
-        command = ["gcc", *_FLAGS, "-o", str(draft), str(source), *libraries, *_LIBRARIES]
+        command = ["gcc", *_FLAGS, "-o", str(draft), str(source), *options, *_LIBRARIES]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         draft.replace(path)

@@ -24,7 +24,7 @@ def run(adapter, options: str, injection: Injection | None = None) -> dict[str, 
     skip_where(adapter, Quirk.IWARP_MANAGER_ONLY)
     gids = [gid for gid in adapter.info.ports[0].gids if not gid.address.startswith("fe80")]
     gid = min(gids, key=lambda gid: (gid.type != "RoCE v2", gid.index))
-    program = built(PROGRAM, "-rdynamic", "-lrdmacm")
+    program = built(PROGRAM, "-rdynamic")
     environment = foreign_environment()
     done = subprocess.run(
         [program, adapter.info.name, str(gid.index), str(COUNT), *options.split()],
