@@ -15,9 +15,9 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ndpy import Capability
+from ndpy import Capability, errors, problems
 from ndpy.aio import life
-from ndpy.objects import connection_states
+from ndpy.objects import completion, connection_states
 from ndpy.vocabulary.queue_pair_attributes import CHANGES, QueuePairAttributes
 from ndpy.vocabulary.quirks import Quirk
 
@@ -145,6 +145,33 @@ def changes() -> str:
     return "\n".join(lines).rstrip()
 
 
+def index_of_problems() -> str:
+    """The word, the sentence and the other names of each problem, as a table for each page."""
+    folder = Path(problems.__file__).parent
+    lines: list[str] = []
+    for name in problems.FILES:
+        title = re.search(r"^# (.+)$", (DOCS / f"problems/{name}.md").read_text("utf-8"), re.M)
+        words = re.findall(r"^## (\S+)$", (folder / f"{name}.md").read_text("utf-8"), re.M)
+        assert title
+        lines += [f"**{title[1]}**", "", "| word | what it is | other names |", "| --- | --- | --- |"]
+        for each in (each for each in problems.all_problems() if each.word in words):
+            names = ", ".join(f"`{one}`" + (f" ({number})" if number is not None else "") for one, number in each.names)
+            lines.append(f"| [{each.word}]({name}.md#{each.word}) | {each.summary} | {names} |")
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def statuses() -> str:
+    """What raise_for_status() raises for each status, and the problems that have it."""
+    lines = ["| status | meaning | exception | problems |", "| --- | --- | --- | --- |"]
+    for status, meaning in completion.MEANINGS.items():
+        error = completion.EXCEPTIONS.get(status, errors.ProviderError)
+        found = [each.word for each in problems.all_problems() if f"Status.{status.name}" in dict(each.names)]
+        pages = ", ".join(f"[{word}](../problems/requests.md#{word})" for word in found)
+        lines.append(f"| `{status.name}` | {meaning} | `{error.__name__}` | {pages} |")
+    return "\n".join(lines)
+
+
 MAKERS: dict[str, Callable[[], str]] = {
     "floors": floors,
     "quirks": quirks,
@@ -152,6 +179,8 @@ MAKERS: dict[str, Callable[[], str]] = {
     "connection_life": connection_life,
     "aio_life": aio_life,
     "changes": changes,
+    "problems": index_of_problems,
+    "statuses": statuses,
 }
 
 

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 _RECEIVE = int(Operation.RECEIVE)
 _SUCCESS = int(Status.SUCCESS)
 
-_EXCEPTIONS: dict[Status, type[errors.ProviderError]] = {
+#: Of a status without one, ProviderError.
+EXCEPTIONS: dict[Status, type[errors.ProviderError]] = {
     Status.CANCELED: errors.CanceledError,
     Status.ACCESS_VIOLATION: errors.AccessViolationError,
     Status.IO_TIMEOUT: errors.TimeoutError,
 }
 
-_MEANINGS: dict[Status, str] = {
+MEANINGS: dict[Status, str] = {
     Status.CANCELED: "cancelled: the peer has disconnected, an earlier request failed, or the queue pair was flushed",
     Status.ACCESS_VIOLATION: "memory was used beyond its rights or its bounds, here or at the peer",
     Status.BUFFER_OVERFLOW: "the message is longer than the receive that took it",
@@ -113,7 +114,7 @@ def requests_of_nobody() -> PostedRequests:
 def _raise_for_status(completion: Completion) -> None:
     """Raise the exception that fits the status of a request that did not succeed."""
     status = completion.status
-    message, name, problem = _MEANINGS[status], "", ""
+    message, name, problem = MEANINGS[status], "", ""
     queue_pair = completion.queue_pair
     if queue_pair is not None:
         native = completion.native_status
@@ -124,7 +125,7 @@ def _raise_for_status(completion: Completion) -> None:
         problem = queue_pair._native_problem(native)
     if completion.vendor_status:
         message += f" (vendor status {completion.vendor_status:#x})"
-    error = _EXCEPTIONS.get(status, errors.ProviderError)
+    error = EXCEPTIONS.get(status, errors.ProviderError)
     raise error(
         message,
         operation=completion.operation.name.lower(),

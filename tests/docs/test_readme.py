@@ -30,6 +30,16 @@ def test_each_link_is_absolute_and_leads_to_a_page_or_a_file() -> None:
             assert (ROOT / link.removeprefix(URLS["Source"])).is_file(), link
 
 
+def test_links_of_pages_to_the_sources_lead_to_files() -> None:
+    found = 0
+    for page in (ROOT / "docs").rglob("*.md"):
+        if "_build" not in page.parts:
+            for name in re.findall(rf"\]\({re.escape(URLS['Source'])}([^)]+)\)", page.read_text("utf-8")):
+                assert (ROOT / name).exists(), f"{page.name}: {name}"
+                found += 1
+    assert found > 5
+
+
 def test_its_program_is_the_example() -> None:
     program = (ROOT / "examples/hello.py").read_text("utf-8").partition('"""\n\n')[2]
     assert f"```python\n{program}```" in README
