@@ -261,7 +261,7 @@ def test_b_1_3_each_status_has_its_name_exception_and_sentence(number, name, kin
     shown = str(error)
     assert shown.startswith("register: ")
     digits = str(number) if number < 0x10000 else f"0x{number:08x}"
-    assert shown.endswith(f" [native status {digits} ({name})]")
+    assert shown.endswith(f" [native status {digits} ({name})] (ndpy explain {error.problem})")
     assert len(error.message) > 5
     assert name not in error.message
 
