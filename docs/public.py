@@ -220,6 +220,10 @@ class Public(Directive):
         return parsed(self, lines)
 
 
+#: Bases that say nothing about an exception.
+_ANY_ERROR = (object, BaseException, Exception)
+
+
 def of(name: str) -> list[str]:
     """reStructuredText of a public name with all its members."""
     thing = find(name)
@@ -233,7 +237,9 @@ def of(name: str) -> list[str]:
     found: list[str] = []
     bases = [whole for base in thing.__mro__[1:] if (whole := _public_name(base))]
     if bases:
-        found += [f"Base: {inline(name)(bases[0].rpartition('.')[2])}", ""]
+        also = [base.__name__ for base in thing.__mro__ if base.__module__ == "builtins" and base not in _ANY_ERROR]
+        words = f" It is also Python's {', '.join(f'``{base}``' for base in also)}." if also else ""
+        found += [f"Base: {inline(name)(bases[0].rpartition('.')[2])}.{words}", ""]
     constructed = "__init__" in own
     # The list of parameters stays where the class is called. Otherwise it tells of attributes.
     left_out = tuple(word for word in LISTS if word != "Parameters" or not constructed)
