@@ -103,7 +103,7 @@ def test_the_plain_form_has_a_line_for_each_fault(tmp_path):
 
 
 def test_an_executor_says_what_it_cannot_do():
-    with pytest.raises(ScenarioError, match=r"fault 2: shim cannot .*driver's.*; engine or softnd can: do=split"):
+    with pytest.raises(ScenarioError, match=r"fault 2: shim cannot .*driver.*; engine or softnd can: do=split"):
         Scenario([Fault("silent"), Fault("split")]).plain("shim")
 
 
