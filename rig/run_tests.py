@@ -271,14 +271,16 @@ NO_DRIVERS = f"""
 RXE = usual_or_full(
     f"{without(NO_DRIVERS)} tests/interop tests/verbs {CABLES} --ignore tests/verbs/test_smoke.py", FULL
 )
+# What a new kernel has changed before. The smoke test runs there too.
+CHANGING = "completion_queue connector datagrams memory_region memory_window queue_pair queue_pair_endings"
+NEWEST = usual_or_full(" ".join(f"tests/contract/test_{module}.py" for module in CHANGING.split()), "tests/contract")
 # What is of ndpy.aio, of loops and of the interpreter: rxe0 shows that it works on a driver.
 ABOVE_DRIVERS = """
-    aio aio_cancelling aio_endings aio_servers ends_of_the_interpreter error_messages event_loop poller registration_cache
+    aio_cancelling aio_endings aio_servers ends_of_the_interpreter error_messages event_loop poller registration_cache
 """
-NEWEST = without(NO_DRIVERS + ABOVE_DRIVERS)
 # tests/verbs starts dozens of processes, which takes minutes in the VM.
 USUAL_SIW = f"""
-    {without(NO_DRIVERS + "aio_cancelling aio_endings aio_servers alloc")} tests/interop {CABLES}
+    {without(NO_DRIVERS + ABOVE_DRIVERS + "alloc")} tests/interop {CABLES}
     --deselect {CABLES}::test_a_listener_of_one_adapter_takes_peers_of_all_its_subnets
     --deselect {CABLES}::test_an_adapter_on_a_bond_uses_it
 """
