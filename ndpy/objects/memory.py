@@ -535,6 +535,7 @@ def buffer_range(buffer: Any, writable: bool) -> tuple[Any, int, int]:
             f"the {type(buffer).__name__} is read-only, so it cannot be registered for local or remote write; "
             "use a bytearray, or access=Access.NONE to send from it",
             operation="register",
+            problem="invalid-buffer",
         )
     return view, address_of(view), view.nbytes
 
