@@ -40,6 +40,7 @@ FLOORS = {
     "tools": "errors",
     "tools.machines": "errors vocabulary tools platforms.verbs",
     "tools.cli": "ndpy errors vocabulary objects platforms faults problems platforms.verbs platforms.networkdirect tools tools.doctor tools.machines",
+    "fleet": "ndpy errors vocabulary objects platforms problems tools tools.doctor tools.cli",
     "testing": "ndpy errors vocabulary objects platforms faults platforms.verbs platforms.networkdirect tools.cli tools.machines",
     "smoke": "ndpy tools.cli",
     "__main__": "tools.cli",

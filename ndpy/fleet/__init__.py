@@ -1,0 +1,14 @@
+"""What `ndpy fleet` is made of: it measures the adapters of many machines, and names those that are unlike the others.
+
+| file or folder | what it has |
+| --- | --- |
+| `results.py` | what is measured and found: ends, measurements, suspects, the report |
+| `schedule.py` | which ends are partners in which round |
+| `search.py` | the rounds that are chosen from what is known so far |
+| `model.py` | what the measurements say about each end, node, leaf and path |
+| `topology.py` | which ends share a leaf, a rail, a node |
+| `engines/` | how the ranks are started and exchange words: MPI, a rendezvous, ssh |
+| `measure.py` | what a rank measures, alone and with a partner |
+| `coordinator.py` | what rank 0 does: it gives out the work, collects results, and survives a rank that does not answer |
+| `report/` | the report as text, JSON, HTML, JUnit and OpenMetrics |
+"""
