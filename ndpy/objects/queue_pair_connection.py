@@ -15,7 +15,13 @@ from ndpy.objects.native_steps import QueuePairSteps
 from ndpy.objects.work_queues import QueuePairLimits, WorkQueues
 from ndpy.vocabulary.flags import Capability
 from ndpy.vocabulary.loggers import logger
-from ndpy.vocabulary.queue_pair_attributes import QueuePairAttributes, QueuePairState, QueuePairType, check_change
+from ndpy.vocabulary.queue_pair_attributes import (
+    QueuePairAttributes,
+    QueuePairState,
+    QueuePairType,
+    check_change,
+    check_names,
+)
 from ndpy.vocabulary.weak_set import SharedWeakSet
 
 if TYPE_CHECKING:
@@ -342,7 +348,7 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
         Raises:
             QueuePairAttributesError: an attribute is missing, or one is too many; the message names them. Or there is
                 no such change of state.
-            ValueError, TypeError: a value is out of range, or of a wrong type.
+            ValueError, TypeError: a value is out of range or of a wrong type, or no attribute has this name.
             UnsupportedError: info.capabilities lacks MODIFY.
             ConnectionActiveError: a connector has the queue pair.
             DeviceBusyError: RESET, while windows are bound to the queue pair.
@@ -351,6 +357,7 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
         do so too, and later requests as well.
         Source: ibv_modify_qp(3).
         """
+        check_names(attributes)
         given = QueuePairAttributes(**attributes).given()
         self._require_modify("modify")
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ndpy import errors
@@ -230,6 +230,38 @@ _KINDS: dict[str, type] = {
     "alternate_path": AlternatePath,
     "path_migration": PathMigration,
 }
+
+#: What the fields of struct ibv_qp_attr are called here, where their names differ.
+VERBS_NAMES: Mapping[str, str] = {
+    "qp_state": "state",
+    "cur_qp_state": "current_state",
+    "qp_access_flags": "access",
+    "port_num": "port",
+    "ah_attr": "path",
+    "dest_qp_num": "remote_number",
+    "rq_psn": "receive_psn",
+    "sq_psn": "send_psn",
+    "max_dest_rd_atomic": "inbound_read_limit",
+    "max_rd_atomic": "outbound_read_limit",
+    "timeout": "ack_timeout",
+    "retry_cnt": "retry_count",
+    "rnr_retry": "rnr_retry_count",
+    "alt_ah_attr": "alternate_path",
+    "alt_pkey_index": "alternate_path",
+    "alt_port_num": "alternate_path",
+    "alt_timeout": "alternate_path",
+    "path_mig_state": "path_migration",
+    "en_sqd_async_notify": "notify_drained",
+}
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise TypeError for the first name that no attribute has."""
+    known = QueuePairAttributes.__dataclass_fields__
+    for name in names:
+        if name not in known:
+            hint = f"verbs' {name} is {VERBS_NAMES[name]}" if name in VERBS_NAMES else f"it has {', '.join(known)}"
+            raise TypeError(f"modify: a queue pair has no attribute {name}; {hint}")
 
 
 def _check_number(name: str, value: Any, least: int, most: int) -> None:

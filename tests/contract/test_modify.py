@@ -142,6 +142,20 @@ def test_an_attribute_too_many_is_named(two):
         one.queue_pair.modify(state=ERROR, port=1)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("dest_qp_num", "verbs' dest_qp_num is remote_number$"),
+        ("timeout", "verbs' timeout is ack_timeout$"),
+        ("speed", "it has state, access, .*, current_state$"),
+    ],
+)
+def test_a_name_of_verbs_is_answered_with_ndpy_s(two, name, hint):
+    with pytest.raises(TypeError, match=f"^modify: a queue pair has no attribute {name}; {hint}"):
+        two[0].queue_pair.modify(state=INIT, **{name: 1})
+    assert two[0].queue_pair.query().state is INIT
+
+
 @pytest.mark.parametrize("state", [RTS, SQD, SQE])
 def test_a_change_that_does_not_exist_is_refused(two, state):
     with pytest.raises(ndpy.QueuePairAttributesError, match="from INIT it changes to RESET, INIT, RTR, ERROR"):

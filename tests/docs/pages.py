@@ -110,6 +110,11 @@ def commands(text: str) -> list[Command]:
     return found
 
 
+def is_old(command: Command) -> bool:
+    """It runs with OTHER_PYTHON."""
+    return command.terminal.partition("-")[0] == "old"
+
+
 def normal(line: str) -> str:
     """Numbers, and the spaces that make columns of them, differ between two runs."""
     line = re.sub(r"\b(0x)?[0-9a-f]*\d[0-9a-f]*(\.\d+)?", "0", line)
@@ -134,7 +139,7 @@ class Running:
     def __init__(self, command: Command, before: list[str], folder: Path, environment: dict[str, str]) -> None:
         self.command = command
         script = "\n".join((*before, command.text))
-        if command.terminal == "old":
+        if is_old(command):
             environment = {**environment, "PATH": f"{OTHER_PYTHON.parent}{os.pathsep}{environment['PATH']}"}
         self.process = subprocess.Popen(
             ["bash", "-c", script],
@@ -205,7 +210,7 @@ class Page:
     @property
     def needs_other_python(self) -> bool:
         shown = (block.text for block in self.blocks if block.word == "console" and not block.not_run)
-        return any(command.terminal == "old" for text in shown for command in commands(text))
+        return any(is_old(command) for text in shown for command in commands(text))
 
     @property
     def runs(self) -> bool:
