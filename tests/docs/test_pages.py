@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,14 @@ def test_the_examples_of_a_page_run(path: Path, tmp_path: Path) -> None:
         pytest.skip("no environment with pyverbs and ibverbs: rig/setup.sh bench")
     if page.runs and path.relative_to(ROOT).as_posix() not in ELSEWHERE:
         page.run(tmp_path)
+
+
+def test_no_example_throws_completions_away_unseen() -> None:
+    for path in PAGES:
+        for block in Page(path).blocks:
+            if block.word == "python" and not block.not_run:
+                calls = [each.value for each in ast.walk(ast.parse(block.text)) if isinstance(each, ast.Expr)]
+                assert not [ast.unparse(each) for each in calls if ast.unparse(each).startswith("queue.wait(")], path
 
 
 @pytest.mark.parametrize(
