@@ -70,7 +70,7 @@ MISBEHAVIOURS = {
     "connect/private-data": (lies.tells_another_peer, "private data of accept"),
     "connect/read-limits": (lies.tells_another_peer, r"this side was told ReadLimits\(inbound=9"),
     "connect/refused-offer": (lies.refuses_as_something_else, r"accept\(\) at the peer failed with TimeoutError"),
-    "connect/four-at-once": (lies.tells_another_peer, "address"),
+    "connect/four-at-once": (lies.tells_another_peer, r"this side is \('192.0.2.99', 1\), the peer sees"),
     "send-receive/sizes": (lies.counts_wrong, "the peer's receive reports 1 bytes instead of 0"),
     "send-receive/one-mebibyte": (lies.has_another_context, r"receive \d+ was taken instead of 0"),
     "send-receive/in-order": (lies.reverses_completions, r"the sends completed in the order \[31, 30"),

@@ -216,6 +216,30 @@ def test_every_group_has_checks_with_a_claim_and_a_name_of_its_own():
     assert {check.group for check in load(["connect"])} == {"connect"}
 
 
+def connections_from_one_port(peer_ports):
+    """A testbed whose connections all have the same local address."""
+    near, waiting = ("192.0.2.1", 49152), list(peer_ports)
+
+    def connect():
+        return SimpleNamespace(
+            connector=SimpleNamespace(local_address=near, peer_address=("192.0.2.2", waiting.pop())),
+            far=SimpleNamespace(peer_address=near, slot=lambda offset, length: bytes(length)),
+            queue_pair=SimpleNamespace(send=lambda region: None),
+            take=lambda count, what: None,
+            take_at_peer=lambda count, what: None,
+        )
+
+    memory = SimpleNamespace(region=None, contents=lambda: bytes(512))
+    return SimpleNamespace(connect=connect, memory=lambda length: memory)
+
+
+def test_connections_to_different_ports_may_come_from_one_port():
+    (check,) = (check for check in load(["connect"]) if check.name == "four-at-once")
+    assert check.body(connections_from_one_port([7471, 7472, 7473, 7474])) == "4 connections, 4 messages"
+    with pytest.raises(Failure, match="4 connections have 3 pairs of addresses"):
+        check.body(connections_from_one_port([7471, 7472, 7473, 7471]))
+
+
 def test_json_and_junit_say_the_same(tmp_path):
     outcome, _, _ = run(
         make_check(lambda testbed: "fine", "good"), make_check(fails("wrong <&>\x01"), "bad"), make_check(fails("was not refused"), "write-past-end")

@@ -11,8 +11,16 @@ from ndpy.tools.cli.channel import encode
 from ndpy.tools.cli.peers import PeerRefused
 from ndpy.tools.cli.smoke.catalog import Skip, check
 from ndpy.tools.cli.smoke.resources import pattern
-from ndpy.tools.cli.smoke.testbed import STEP_LIMIT_S, Testbed, expect, expect_same, refusal
+from ndpy.tools.cli.smoke.testbed import STEP_LIMIT_S, Connection, Testbed, expect, expect_same, refusal
 from ndpy.vocabulary.quirks import Quirk
+
+
+def _expect_that_the_peer_sees_it(connection: Connection) -> None:
+    near, seen = connection.connector.local_address, connection.far.peer_address
+    expect(
+        (near[0].partition("%")[0], near[1]) == (seen[0].partition("%")[0], seen[1]),
+        f"this side is {near}, the peer sees {seen}",
+    )
 
 
 def _by_version(testbed: Testbed, version: int) -> str:
@@ -23,11 +31,7 @@ def _by_version(testbed: Testbed, version: int) -> str:
     near, far = connection.connector.local_address, connection.connector.peer_address
     expect(connection.connector.state == "established", f"the connector is {connection.connector.state}")
     expect(near[1] > 0, f"this side's port is {near[1]}")
-    expect(
-        near[0].partition("%")[0] == connection.far.peer_address[0].partition("%")[0]
-        and near[1] == connection.far.peer_address[1],
-        f"this side is {near}, the peer sees {connection.far.peer_address}",
-    )
+    _expect_that_the_peer_sees_it(connection)
     connection.expect_alive()
     return f"{near[0]} port {near[1]} to {far[0]} port {far[1]}"
 
@@ -106,10 +110,11 @@ def read_limits(testbed: Testbed) -> str:
 def four_at_once(testbed: Testbed) -> str:
     """Four connections exist at once, and each message arrives on its own connection."""
     connections = [testbed.connect() for _ in range(4)]
-    expect(
-        len({connection.connector.local_address for connection in connections}) == 4,
-        "two connections have the same local address",
-    )
+    for connection in connections:
+        _expect_that_the_peer_sees_it(connection)
+    # Linux gives connections to different ports of the peer the same port here (cma_port_is_unique()), as TCP does.
+    ends = {(connection.connector.local_address, connection.connector.peer_address) for connection in connections}
+    expect(len(ends) == 4, f"4 connections have {len(ends)} pairs of addresses: {ends}")
     messages = [testbed.memory(512) for _ in connections]
     for connection, message in zip(connections, messages, strict=True):
         connection.queue_pair.send(message.region)
