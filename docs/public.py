@@ -325,9 +325,9 @@ class PublicOf(Directive):
 
     def run(self) -> list[nodes.Node]:
         module, *wanted = self.arguments[0].split()
-        tree = public_names._source(importlib.import_module(module).__name__)
         lines: list[str] = []
         for name in wanted:
+            tree = public_names._source(getattr(importlib.import_module(module), name).__module__)
             (node,) = [each for each in tree.body if getattr(each, "name", "") == name]
             thing, whole = getattr(importlib.import_module(module), name), f"{module}.{name}"
             text = docstrings.read(thing.__doc__)

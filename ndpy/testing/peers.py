@@ -66,7 +66,7 @@ class Channel:
 
 
 class Peer(Channel):
-    """A function that runs in another process.
+    """A function that runs in another process, and the test's end of its Channel: it has send() and get() too.
 
     Attributes:
         process: it, for its `pid`, `kill()` and so on.
