@@ -58,6 +58,25 @@ def find(name: str) -> Any:
 
 @cache
 def names() -> dict[str, list[str]]:
+    """What the reference has: each name of all_names() that is not for the implementation, with such members."""
+    found = {}
+    for name, own in all_names().items():
+        thing = find(name)
+        if not isinstance(thing, type):
+            if not is_for_implementation(getattr(thing, "__doc__", "")):
+                found[name] = own
+        else:
+            found[name] = [member for member in own if not is_for_implementation(text_of(thing, member))]
+    return found
+
+
+def is_for_implementation(text: str | None) -> bool:
+    """Whether a docstring says that users do not call this, although its name is public."""
+    return "For the implementation" in " ".join((text or "").split())
+
+
+@cache
+def all_names() -> dict[str, list[str]]:
     """Each public name, other than those of modules that have it from elsewhere, with its members."""
     found: dict[str, list[str]] = {}
     for module in public_names.MODULES:
@@ -229,7 +248,7 @@ def of(name: str) -> list[str]:
     thing = find(name)
     if not isinstance(thing, type):
         return _of_function_or_value(name, thing)
-    own = members(thing)
+    own = {member: said for member, said in members(thing).items() if member in names()[name]}
     kind = "exception" if issubclass(thing, BaseException) else "class"
     (signature,) = own.get("__init__", [""])
     lines = ["", f".. py:{kind}:: {name}{signature}", ""]
@@ -346,6 +365,85 @@ class PublicOf(Directive):
         return parsed(self, lines)
 
 
+class Types(Directive):
+    """Names of types that signatures have and that ndpy does not export: each with what it is. It is an enumeration, or
+    stands below a comment that begins with `#:`.
+    """
+
+    required_arguments = 1
+    final_argument_whitespace = True
+
+    def run(self) -> list[nodes.Node]:
+        lines: list[str] = []
+        for whole in self.arguments[0].split():
+            module, _, name = whole.rpartition(".")
+            value, text = _definition(module, name)
+            lines += ["", f".. py:type:: {name}", f"    :canonical: {value}", "", f"    {inline('ndpy')(text)}", ""]
+        return parsed(self, lines)
+
+
+def _definition(module: str, name: str) -> tuple[str, str]:
+    """What a name is in its module, and the text about it."""
+    thing = getattr(importlib.import_module(module), name)
+    if isinstance(thing, enum.EnumMeta):
+        values = ", ".join(repr(member.value) for member in thing)
+        return f"Literal[{values}]", " ".join((thing.__doc__ or "").split())
+    tree = public_names._source(module)
+    values = {
+        target.id: node
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    before = Path(str(sys.modules[module].__file__)).read_text("utf-8").splitlines()[: values[name].lineno - 1]
+    text: list[str] = []
+    while before and before[-1].startswith("#:"):
+        text.insert(0, before.pop().removeprefix("#:").strip())
+    return ast.unparse(_Plain(values).visit(values[name].value)), " ".join(text)
+
+
+class _Plain(ast.NodeTransformer):
+    """A type as people write it: with its module's own names replaced, and with `|`."""
+
+    def __init__(self, values: dict[str, ast.Assign]) -> None:
+        self.values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        is_own = node.id.startswith("_") and node.id in self.values
+        return self.visit(self.values[node.id].value) if is_own else node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        is_name = isinstance(node.value, str) and node.value in names_of_classes()
+        return ast.Name(node.value) if is_name else node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        self.generic_visit(node)
+        if ast.unparse(node.value) != "Union":
+            return node
+        return _any_of(node.slice.elts)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        return _any_of([node.left, node.right])
+
+
+def _any_of(types: list[ast.expr]) -> ast.expr:
+    """`A | B | C`, without parentheses where one of them is such a type itself."""
+    found, *others = [each for one in types for each in _parts(one)]
+    for other in others:
+        found = ast.BinOp(found, ast.BitOr(), other)
+    return found
+
+
+def _parts(one: ast.expr) -> list[ast.expr]:
+    return [*_parts(one.left), *_parts(one.right)] if isinstance(one, ast.BinOp) else [one]
+
+
+def names_of_classes() -> set[str]:
+    return {name.rpartition(".")[2] for name in names()}
+
+
 class Fixtures(Directive):
     """The fixtures of the plugin of pytest."""
 
@@ -411,6 +509,7 @@ def make_plain(app: Sphinx, doctree: nodes.document, page: str) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("public", Public)
     app.add_directive("public-of", PublicOf)
+    app.add_directive("types", Types)
     app.add_directive("fixtures", Fixtures)
     app.connect("missing-reference", link_types)
     app.connect("doctree-read", unlink_builtins)

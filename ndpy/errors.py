@@ -285,6 +285,7 @@ _PROBLEMS: dict[int, str] = {
 
 def from_errno(operation: str, number: int, message: str = "") -> ProviderError:
     """Create the exception for an errno. An errno without a class of its own becomes a plain ProviderError.
+    For the implementation.
 
     Parameters:
         operation: the name of the refused call.
@@ -297,7 +298,7 @@ def from_errno(operation: str, number: int, message: str = "") -> ProviderError:
 
 
 def with_errno(operation: str, number: int, message: str) -> ProviderError:
-    """Create the exception for an errno with a message that says the reason.
+    """Create the exception for an errno with a message that says the reason. For the implementation.
 
     Parameters:
         operation: the name of the refused call.
@@ -310,6 +311,7 @@ def with_errno(operation: str, number: int, message: str) -> ProviderError:
 
 def not_finished(operation: str, timeout_s: float) -> TimeoutError:
     """The error for a wait that has lasted its time. A process without a free file descriptor cannot take connections.
+    For the implementation.
 
     Parameters:
         operation: the name of the call that waited.

@@ -368,7 +368,9 @@ class Connection(Uncopied):
         self._life.end("abort() was called")
 
     def hurry(self) -> None:
-        """The program is being ended. Wait until all is delivered, but not for the peer's program, nor long."""
+        """The program is being ended. Wait until all is delivered, but not for the peer's program, nor long. For the
+        implementation.
+        """
         self._life.hurry()
 
     async def wait_closed(self) -> None:
@@ -442,5 +444,5 @@ class Connection(Uncopied):
         await self.close()
 
     def on_dropped(self) -> None:
-        """A coroutine that used the connection was dropped, see Finally. The connection ends."""
+        """A coroutine that used the connection was dropped, see Finally. The connection ends. For the implementation."""
         self._life.on_dropped()

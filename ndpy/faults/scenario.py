@@ -93,7 +93,7 @@ class Fault:
 
     @property
     def kind(self) -> Kind:
-        """The row of the table of kinds."""
+        """The row of the table of kinds. For the implementation."""
         return next(kind for kind in kinds.kinds_named(self.do) if kind.at == self.at)
 
     def why_not(self, executor: str) -> str:
@@ -105,7 +105,7 @@ class Fault:
         return kinds.why_not(executor, self.kind, self.call, self.status, self.errno)
 
     def words(self) -> list[tuple[str, str]]:
-        """(name, value) of each field that is given, as in the plain form."""
+        """(name, value) of each field that is given, as in the plain form. For the implementation."""
         given = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
         return [(name, _plain(value)) for name, value in given if value is not None]
 
@@ -349,7 +349,7 @@ class Scenario:
                 )
 
     def plain(self, executor: str, report: Path | None = None, count: Path | None = None) -> str:
-        """The text that the executors in C read.
+        """The text that the executors in C read. For the implementation.
 
         Parameters:
             executor: "engine", "shim" or "softnd".

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Literal
 
-# The states of contract H.1.4, and one more: "completing" while complete_connect() is under way.
+#: The states of a connector: those of contract H.1.4, and one more: "completing" while complete_connect() is under way.
 State = Literal[
     "idle",
     "bound",

@@ -48,6 +48,7 @@ class Pending(Uncopied, concurrent.futures.Future[T]):
     _done_callbacks: list[Callable[[Any], object]]
 
     def __init__(self, operation: str, cancel: Callable[[], object] | None = None) -> None:
+        """For the implementation of an operation."""
         super().__init__()
         self._operation = operation
         self._process = _process
@@ -181,7 +182,8 @@ class Pending(Uncopied, concurrent.futures.Future[T]):
         return self._finish(None, error)
 
     def abandon(self, error: BaseException) -> None:
-        """End it in a forked child, without callbacks and without the lock that the parent may hold.
+        """End it in a forked child, without callbacks and without the lock that the parent may hold. For the
+        implementation.
 
         Parameters:
             error: result() raises a copy of it.

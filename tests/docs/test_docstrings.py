@@ -35,7 +35,7 @@ PYTHONS_OWN = ("TypeError", "AssertionError", "AttributeError", "StopIteration",
 
 def callables() -> Iterator[tuple[str, list[str], str]]:
     """The whole name, the lines and the docstring of each function and method."""
-    for name in public.names():
+    for name in public.all_names():
         thing = public.find(name)
         if isinstance(thing, type):
             for member, lines in public.members(thing).items():
@@ -63,7 +63,7 @@ def parameters(line: str) -> list[str]:
 
 def test_each_public_name_has_a_docstring() -> None:
     missing = []
-    for name in public.names():
+    for name in public.all_names():
         thing = public.find(name)
         if isinstance(thing, type):
             if name not in public.VALUES and not (thing.__doc__ and thing.__module__.startswith("ndpy")):
@@ -115,7 +115,7 @@ def raised(cls_or_function: Any, member: str | None) -> set[str]:
 
 
 def members_that_run() -> Iterator[tuple[str, Any, str | None, list[str], str]]:
-    for name in public.names():
+    for name in public.all_names():
         thing = public.find(name)
         if isinstance(thing, type):
             for member, lines in public.members(thing).items():
@@ -163,7 +163,7 @@ def calls_the_provider(thing: type, member: str) -> bool:
 
 def test_what_stands_for_a_call_of_the_provider_names_it() -> None:
     missing = []
-    for name in public.names():
+    for name in public.all_names():
         thing = public.find(name)
         if not isinstance(thing, type):
             continue
