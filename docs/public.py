@@ -496,6 +496,13 @@ def unlink_builtins(app: Sphinx, doctree: nodes.document) -> None:
             node.replace_self(node.children)
 
 
+def drop_comments(app: Sphinx, doctree: nodes.document) -> None:
+    """A comment, such as code that a page does not show, is HTML that readers of the plain form would see."""
+    for node in list(doctree.findall(nodes.raw)):
+        if node.astext().startswith("<!--"):
+            node.parent.remove(node)
+
+
 def make_plain(app: Sphinx, doctree: nodes.document, page: str) -> None:
     """Markdown has no tooltips of `*` and `/` in signatures, and shows the source of a diagram."""
     if app.builder.name != "markdown":
@@ -513,5 +520,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("fixtures", Fixtures)
     app.connect("missing-reference", link_types)
     app.connect("doctree-read", unlink_builtins)
+    app.connect("doctree-read", drop_comments)
     app.connect("doctree-resolved", make_plain)
     return {"parallel_read_safe": True}

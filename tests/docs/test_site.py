@@ -28,6 +28,19 @@ def test_each_page_is_html_and_plain_markdown_and_in_the_list_of_all(site: Path)
         assert f"]({page.as_posix()})" in listed
 
 
+def test_what_a_page_hides_is_not_in_its_plain_form(site: Path) -> None:
+    hidden = 0
+    for page in sources():
+        text = (site / page).read_text("utf-8")
+        assert "<!--" not in text and "&lt;!--" not in text and "\\<!--" not in text, page
+        for comment in re.findall(r"^<!--(.*?)-->$", (DOCS / page).read_text("utf-8"), re.M | re.S):
+            lines = {line for line in comment.splitlines() if len(line) > 20}
+            shown = (DOCS / page).read_text("utf-8").replace(comment, "")
+            hidden += len(lines)
+            assert not [line for line in lines if line in text and line not in shown], page
+    assert hidden > 20
+
+
 def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         for word in ('src="http', 'rel="stylesheet" href="http', "@import url(http"):
