@@ -19,12 +19,13 @@ static PyObject *written(PyObject *key, const char *name)
     return text;
 }
 
-static int outside(PyObject *key, const char *what, unsigned long long length)
+static int outside(PyObject *key, const char *what, unsigned long long length, int is_negative)
 {
     PyObject *start = written(key, "start"), *stop = start ? written(key, "stop") : NULL;
 
     if (stop)
-        PyErr_Format(range_error, "[%U:%U] is outside %s of %llu bytes", start, stop, what, length);
+        PyErr_Format(range_error, "[%U:%U] is outside %s of %llu bytes%s", start, stop, what, length,
+                     is_negative ? "; the limits of a slice count from the beginning, not from the end" : "");
     Py_XDECREF(start);
     Py_XDECREF(stop);
     return -1;
@@ -58,7 +59,7 @@ int find_bounds(PyObject *key, unsigned long long whole, const char *what, unsig
             end = whole;
     }
     if (start < 0 || stop < 0 || (unsigned long long)start > end || end > whole)
-        return outside(key, what, whole);
+        return outside(key, what, whole, start < 0 || stop < 0);
     *offset = (unsigned long long)start;
     *length = end - (unsigned long long)start;
     remember_limits(key, start, stop);

@@ -35,7 +35,8 @@ InlineElements = Elements | _Bytes | Sequence[Union[Sge, "MemoryRegion", _Bytes]
 class RemoteMemory(_core.RemoteMemory):
     """Memory of a peer.
 
-    A slice of it is the memory of those bytes.
+    A slice of it is the memory of those bytes. The limits are bytes from the beginning: negative ones, and those beyond
+    the end, raise ElementRangeError.
 
     Parameters:
         address: where the memory begins in the peer's address space.
@@ -110,7 +111,8 @@ class MemoryRegion(_core.MemoryRegion, AdapterObject, RegionSteps):
     If it is still open when the interpreter ends, the buffer is never freed. A region of (address, length) is closed
     then.
 
-    A slice of it is an Sge.
+    A slice of it is an Sge. The limits are bytes from the beginning of the region: negative ones, and those beyond its
+    end, raise ElementRangeError.
 
     Attributes:
         buffer: the registered buffer. None for register_implicit() and register_dmabuf().
