@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import re
@@ -15,7 +16,7 @@ import click
 import pytest
 import walking
 from click.testing import CliRunner
-from kit.deadlines import patient
+from kit.deadlines import DEADLINE_S, patient, wait_until
 
 import ndpy
 import ndpy.aio
@@ -26,6 +27,7 @@ from ndpy import problems
 from ndpy.faults import kinds
 from ndpy.faults.injection import VARIABLE, Injection
 from ndpy.tools.cli import main
+from ndpy.testing import own_address
 from ndpy.tools.doctor import findings
 
 PROBLEMS = problems.all_problems()
@@ -247,3 +249,28 @@ def test_a_scenario_makes_the_error_that_names_its_problem(
             told = output.stdout.splitlines()
         injection.report().check()
     assert any(each.endswith(f"(ndpy explain {problem.word})") for each in told), told
+
+
+@pytest.mark.parametrize("what", ["closed", "full"])
+def test_a_listener_that_takes_no_request_rejects_as_its_section_says(what: str) -> None:
+    with contextlib.ExitStack() as stack:
+        adapter = stack.enter_context(ndpy.open_adapter("soft0"))
+        queue = stack.enter_context(adapter.create_completion_queue(8))
+        listener = stack.enter_context(adapter.listen((own_address(adapter), 0), backlog=1))
+        asking = []
+        for _ in range(2):
+            queue_pair = stack.enter_context(adapter.create_queue_pair(queue))
+            connector = stack.enter_context(adapter.create_connector())
+            asking.append(connector.begin_connect(queue_pair, listener.address))
+        wait_until(lambda: any(each.done() for each in asking), "one of two requests is refused")
+        if what == "closed":
+            listener.close()
+            refused = asking
+        else:
+            refused = [each for each in asking if each.done()]
+            assert listener.refused == len(refused) == 1
+        for each in refused:
+            with pytest.raises(ndpy.ConnectionRefusedError, match=r"consumer reject") as caught:
+                each.result(DEADLINE_S)
+            assert caught.value.native == 28
+            assert caught.value.problem == "rejected"
