@@ -26,8 +26,8 @@ import ndpy.tools.machines
 from ndpy import problems
 from ndpy.faults import kinds
 from ndpy.faults.injection import VARIABLE, Injection
-from ndpy.tools.cli import main
 from ndpy.testing import own_address
+from ndpy.tools.cli import main
 from ndpy.tools.doctor import findings
 
 PROBLEMS = problems.all_problems()
@@ -159,6 +159,13 @@ def test_a_finding_of_the_doctor_ends_with_the_word_of_a_section() -> None:
     assert findings.failed("open files", "few are left", "raise the limit").page == " (ndpy explain open-files)"
     assert findings.failed("open files", "few are left", "raise it (ndpy explain x)").page == ""
     assert findings.passed("open files", "many are left").page == ""
+
+
+def test_a_finding_names_its_problem_for_programs() -> None:
+    assert findings.failed("open files", "few are left", "raise the limit").to_dict()["problem"] == "open-files"
+    assert findings.failed("open files", "few are left", "raise it (ndpy explain memlock)").problem == "memlock"
+    assert findings.warned("something", "it is so", "change it").problem == ""
+    assert findings.passed("open files", "many are left").problem == ""
 
 
 # ---- what is explained ----

@@ -16,6 +16,7 @@ from kit import linux_only as linux_only
 
 import ndpy
 import ndpy.tools.doctor
+from ndpy import problems
 from ndpy.platforms.verbs import device_files, distribution
 from ndpy.tools.cli import main
 from ndpy.tools.doctor import linux, linux_drivers, linux_system, recording
@@ -103,7 +104,14 @@ def doctor(**environment: str) -> tuple[int, list[dict[str, str]]]:
         timeout=100,
     )
     assert done.stderr == ""
-    return done.returncode, json.loads(done.stdout)
+    findings = json.loads(done.stdout)
+    for finding in findings:
+        assert list(finding) == ["check", "verdict", "message", "remedy", "problem"]
+        assert all(isinstance(value, str) for value in finding.values())
+        assert finding["verdict"] in ("PASS", "WARN", "FAIL")
+        assert finding["verdict"] != "PASS" or finding["remedy"] == finding["problem"] == ""
+        assert finding["problem"] in ("", *(each.word for each in problems.all_problems()))
+    return done.returncode, findings
 
 
 def failures(findings: list[dict[str, str]]) -> dict[str, dict[str, str]]:
@@ -119,6 +127,7 @@ def test_a_missing_library_fails_and_names_the_package(variable, check):
     # test_distributions.py has what this is on each distribution.
     assert found["remedy"].startswith(distribution.read().install(check))
     assert variable in found["remedy"]
+    assert found["problem"] == "no-library"
 
 
 def build(source: str, path: Path) -> Path:

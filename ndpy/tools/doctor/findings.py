@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import enum
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ class Verdict(str, enum.Enum):
     FAIL = "FAIL"
 
 
+_NAMED = re.compile(r"\(ndpy explain ([\w-]+)\)")
 #: The words of `ndpy explain` for the checks whose findings have a page.
 PAGES = {
     "libibverbs": "no-library",
@@ -72,14 +74,27 @@ class Finding:
             raise ValueError(f"{self.check}: {self.verdict.value} with the remedy {self.remedy!r}")
 
     @property
+    def problem(self) -> str:
+        """The word of the page on it, for `ndpy explain`. "" for a PASS, and if no page is about it."""
+        named = _NAMED.search(self.remedy)
+        return named[1] if named else PAGES.get(self.check, "") if self.remedy else ""
+
+    @property
     def page(self) -> str:
-        """The command that explains it, in brackets. "" if it has no page, or the remedy names one already."""
-        word = PAGES.get(self.check, "") if self.remedy else ""
-        return f" (ndpy explain {word})" if word and "(ndpy explain " not in self.remedy else ""
+        """The command that explains it, in brackets. "" if it has no page, or the remedy names one already. For the
+        implementation.
+        """
+        return f" (ndpy explain {self.problem})" if self.problem and not _NAMED.search(self.remedy) else ""
 
     def to_dict(self) -> dict[str, str]:
         """Return plain values, for JSON."""
-        return {"check": self.check, "verdict": self.verdict.value, "message": self.message, "remedy": self.remedy}
+        return {
+            "check": self.check,
+            "verdict": self.verdict.value,
+            "message": self.message,
+            "remedy": self.remedy,
+            "problem": self.problem,
+        }
 
 
 def passed(check: str, message: str) -> Finding:
@@ -164,7 +179,7 @@ def answer(check: str, module: str, function: str, arguments: tuple[str, ...]) -
     import importlib
 
     found = examine(check, getattr(importlib.import_module(module), function), *arguments)
-    print(json.dumps([finding.to_dict() for finding in found]))
+    print(json.dumps([dataclasses.asdict(finding) for finding in found]))
 
 
 def _ending(status: int) -> str:
