@@ -1,0 +1,13 @@
+"""The report of a fleet's run, in the forms that people and programs read.
+
+| file | what it has |
+| --- | --- |
+| `document.py`, `schema.json` | JSON, and its check against its schema |
+| `schema.py` | the check of a document against a JSON Schema |
+| `terminal.py` | tables for a terminal |
+| `junit.py` | JUnit XML, which CI systems read |
+| `openmetrics.py` | metrics for the folder of a node exporter |
+| `statistics.py` | what all of them show of many measurements |
+| `options.py` | the options of commands, and the writing of files |
+| `node_sets.py` | many names of nodes as one word |
+"""
