@@ -364,7 +364,7 @@ ROWS = {
         Part("fuzz", 50, fuzz()),
         Part("asan", 200, sanitized("asan"), usual=ALL),
         Part("tsan", 600, sanitized("tsan", NOT_UNDER_TSAN), usual=ALL, runs=IN_STRESS),
-        Part("softverbs", 230, here("softverbs", "tests/soft")),
+        Part("softverbs", 270, here("softverbs", "tests/soft tests/fleet")),
         Part("faults", 300, ten_faults(), usual=ALL_BUT_REQUESTS, runs=IN_STRESS),
     ],
 }

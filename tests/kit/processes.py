@@ -119,11 +119,13 @@ class Process:
         parts = (f"--- {name}\n{text}" for name, text in self._texts.items() if text)
         return "\n".join([f"$ {' '.join(self.command)} (status {self.popen.returncode})", *parts])
 
-    def wait_for(self, pattern: str, timeout_s: float = DEADLINE_S) -> re.Match[str]:
-        """Wait for a match in the standard output. The test fails at the deadline or at the end of the output."""
+    def wait_for(self, pattern: str, timeout_s: float = DEADLINE_S, *, stream: str = "out") -> re.Match[str]:
+        """Wait for a match in the standard output, or with stream="err" in standard error. The test fails at the
+        deadline or at the end of the output.
+        """
 
         def look() -> re.Match[str] | bool:
-            found = re.search(pattern, self._texts["out"])
+            found = re.search(pattern, self._texts[stream])
             return found or not any(reader.is_alive() for reader in self._readers)
 
         deadline = time.monotonic() + timeout_s

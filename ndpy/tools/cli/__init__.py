@@ -19,6 +19,7 @@ _SUBCOMMANDS = {
     "doctor": "ndpy.tools.cli.doctor",
     "explain": "ndpy.tools.cli.explain",
     "faults": "ndpy.tools.cli.faults",
+    "fleet": "ndpy.fleet.command",
     "perf": "ndpy.tools.cli.perf",
     "smoke": "ndpy.tools.cli.smoke",
     "soft": "ndpy.tools.cli.soft",

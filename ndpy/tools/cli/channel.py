@@ -51,7 +51,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket, *, line_limit: int) -> None:
         self._socket = connection
-        self._line_limit = line_limit
+        self.line_limit = line_limit
         self._received = b""
         with contextlib.suppress(OSError):
             # Only TCP sockets have this option.
@@ -95,8 +95,8 @@ class Channel:
 
     def _read(self, timeout_s: float) -> None:
         """Read the bytes that have come. Raises TimeoutError, or BlockingIOError if timeout_s is 0."""
-        if len(self._received) > self._line_limit:
-            raise ChannelError(f"a line of more than {self._line_limit} bytes came over the control connection")
+        if len(self._received) > self.line_limit:
+            raise ChannelError(f"a line of more than {self.line_limit} bytes came over the control connection")
         try:
             self._socket.settimeout(timeout_s)
             data = self._socket.recv(65536)

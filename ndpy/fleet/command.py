@@ -1,0 +1,178 @@
+"""The command `ndpy fleet`."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import platform
+import re
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+import ndpy
+from ndpy.errors import NdpyError
+from ndpy.fleet.coordinator import Coordinator, Options
+from ndpy.fleet.engines import HOW_TO, EngineError, Start, detect
+from ndpy.fleet.engines.rendezvous import Hub, join
+from ndpy.fleet.measure import DEFAULT_PORT, serve_rank
+from ndpy.fleet.member import Member
+from ndpy.fleet.results import Report, to_json
+from ndpy.tools.cli.numbers import Number
+from ndpy.tools.cli.serving import begin, serve
+from ndpy.tools.output import output_option, write_json
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+_LONGEST_S = 86400.0
+
+
+def duration(context: click.Context, parameter: click.Parameter, text: str) -> float:
+    """Seconds, from a time such as 90, 90s, 10m or 1h."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    seconds = float(found[1]) * _UNITS[found[2] or "s"] if found else 0.0
+    if not 0 < seconds <= _LONGEST_S:
+        raise click.BadParameter(f"{text!r} is not a time such as 90s, 10m or 1h")
+    return seconds
+
+
+@click.command("fleet")
+@click.argument("word", required=False, metavar="", default=None)
+@click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    metavar="NAME",
+    help="An adapter of each machine. May be given several times. Default: all with an active port.",
+)
+@click.option("--rounds", type=click.IntRange(1, 100_000), help="The most rounds. Default: a full mesh.")
+@click.option("--budget", callback=duration, default="10m", show_default=True, help="Begin no round after this time.")
+@click.option(
+    "--join", "join_s", callback=duration, default="60s", show_default=True, help="How long the ranks have to come."
+)
+@click.option(
+    "--timeout",
+    "pair_s",
+    type=Number(1, 3600),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a pair has for its measurements.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What all ranks know and nobody else, instead of the variable NDPY_FLEET_TOKEN.",
+)
+@output_option("json", "Write the report to FILE as JSON.")
+@click.option("--serve", "serving", is_flag=True, hidden=True, help="Measure for the rank that started this process.")
+@click.option(
+    "--client", type=click.IntRange(1, 65535), hidden=True, help="With --serve: the port at which that rank listens."
+)
+def command(
+    word: str | None,
+    adapters: tuple[str, ...],
+    serving: bool,
+    client: int | None,
+    token_file: Path | None,
+    **options: Any,
+) -> None:
+    """Name the adapters and machines of a cluster that are unlike the others.
+
+    It measures between all of them. Something else starts it on each machine: mpirun, srun, or anything that sets RANK, WORLD_SIZE and MASTER_ADDR. Rank 0
+    reports. The exit status of rank 0 is 0 if nobody is a suspect, 1 if somebody is, 2 for wrong usage, and 130 after an
+    interrupt.
+    """
+    begin()
+    if serving:
+        sys.exit(serve("fleet", DEFAULT_PORT, serve_rank, word, None, client))
+    if word is not None:
+        raise click.UsageError(f"unexpected argument {word!r}")
+    try:
+        token = token_file.read_bytes().strip() if token_file else b""
+        start = detect(os.environ, token)
+        if start is None:
+            raise click.UsageError(HOW_TO)
+        chosen = list(adapters) or _active()
+        sys.exit(_first(start, chosen, **options) if start.rank == 0 else _other(start, chosen, options["join_s"]))
+    except EngineError as error:
+        click.echo(f"fleet: {error}", err=True)
+        sys.exit(1)
+
+
+def _active() -> list[str]:
+    with contextlib.suppress(NdpyError):
+        return [info.name for info in ndpy.list_adapters() if info.state == "ACTIVE"]
+    return []
+
+
+def _node() -> str:
+    return os.environ.get("NDPY_FLEET_NODE") or platform.node().partition(".")[0]
+
+
+def _other(start: Start, adapters: list[str], join_s: float) -> int:
+    channel = join(start, _node(), ndpy.__version__, join_s)
+    member = Member(channel, adapters)
+    try:
+        member.serve()
+    finally:
+        member.close()
+        channel.close()
+    return 0
+
+
+def _first(start: Start, adapters: list[str], json_file: Path | None, **options: Any) -> int:
+    began, clock = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
+
+    def say(text: str) -> None:
+        click.echo(f"fleet: {time.monotonic() - clock:6.1f} s  {text}", err=True)
+
+    hub = Hub(start)
+    own = threading.Thread(target=_own_member, args=(start, hub.port, adapters), daemon=True)
+    own.start()
+    coordinator = Coordinator(
+        hub,
+        start.size,
+        start.engine,
+        Options(
+            rounds=options["rounds"], budget_s=options["budget"], join_s=options["join_s"], pair_s=options["pair_s"]
+        ),
+        say,
+    )
+    status = 0
+    try:
+        coordinator.run()
+    except KeyboardInterrupt:
+        say("interrupted")
+        status = 130
+    finally:
+        report = coordinator.report(began, time.monotonic() - clock)
+        coordinator.end()
+        hub.close()
+        own.join(5.0)
+    if json_file is not None:
+        write_json(json_file, to_json(report))
+    _show(report)
+    return status or int(bool(report.suspects))
+
+
+def _own_member(start: Start, port: int, adapters: list[str]) -> None:
+    """Rank 0 measures too, as the others do."""
+    host = start.hosts[0] if not start.token else "127.0.0.1"
+    with contextlib.suppress(EngineError):
+        channel = join(Start(start.engine, 0, start.size, (host,), port, start.token), _node(), ndpy.__version__, 30.0)
+        Member(channel, adapters).serve()
+
+
+def _show(report: Report) -> None:
+    for suspect in report.suspects:
+        click.echo(f"{suspect.kind.value:8} {suspect.reason}; {suspect.remedy}")
+    for note in report.notes:
+        click.echo(f"note: {note}")
+    click.echo(
+        f"fleet: {len(report.suspects)} suspects among {len(report.ends)} adapters of {len(report.machines)} machines, {report.rounds} rounds"
+    )

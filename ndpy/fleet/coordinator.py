@@ -1,0 +1,329 @@
+"""What rank 0 does: it gives out the work, collects results, and goes on without a rank that does not answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import ndpy
+from ndpy.fleet import compare, schedule
+from ndpy.fleet.engines.rendezvous import Hub, Message
+from ndpy.fleet.measure import TOKEN_SIZE
+from ndpy.fleet.results import End, Kind, Machine, Measurement, Pattern, Quantity, Report, Suspect
+from ndpy.fleet.schedule import Round
+from ndpy.tools.cli.channel import encode, printable
+from ndpy.vocabulary.info import is_address
+
+#: An answer may take this much longer than the work.
+_GRACE_S = 5.0
+_EXAMINE_S = 180.0
+_COUNTERS_S = 20.0
+_WAKE_S = 0.2
+_MOST_ENDS = 64
+_PLAUSIBLE = 1e7
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a run measures.
+
+    Attributes:
+        rounds: the most rounds. None for a full mesh.
+        budget_s: no round begins later.
+        join_s: how long the ranks have to come.
+        pair_s: how long a pair has.
+        pings, write_s: as in WorkerSession.
+    """
+
+    rounds: int | None = None
+    budget_s: float = 600.0
+    join_s: float = 60.0
+    pair_s: float = 30.0
+    pings: int = 100
+    write_s: float = 0.2
+
+
+class Coordinator:
+    """One run. `say` is told what happens, for people; `stopped` whether the run is to end."""
+
+    def __init__(self, hub: Hub, size: int, engine: str, options: Options, say: Callable[[str], None]) -> None:
+        self._hub, self._size, self._engine, self._options, self._say = hub, size, engine, options, say
+        self._nodes: dict[int, str] = {}
+        self._lost: dict[int, Suspect] = {}
+        self._ends: list[End] = []
+        #: For each end: its place at its rank, its addresses and its port.
+        self._reached: list[tuple[int, list[str], int]] = []
+        self._facts: dict[int, Message] = {}
+        self._counters: dict[str, dict[str, int]] = {}
+        self._measurements: list[Measurement] = []
+        self._suspects: list[Suspect] = []
+        self._notes: list[str] = []
+        self._rounds = 0
+        self._numbers = itertools.count()
+
+    def run(self) -> Report:
+        """The whole run, until it is over or interrupted. Then report() has what was found."""
+        self._join()
+        self._examine()
+        before = self._read_counters()
+        self._measure()
+        after = self._read_counters()
+        for rank, adapters in after.items():
+            node = self._counters.setdefault(self._nodes[rank], {})
+            for name, value in _grown(before.get(rank, {}), adapters):
+                node[name] = max(node.get(name, 0), value)
+        return self.report()
+
+    def end(self) -> None:
+        """Tell all ranks that it is over."""
+        for rank in range(self._size):
+            self._hub.send(rank, {"do": "end"})
+
+    # ---- who is there ----
+
+    def _join(self) -> None:
+        deadline = time.monotonic() + self._options.join_s
+        while len(self._nodes.keys() | self._lost.keys()) < self._size and time.monotonic() < deadline:
+            self._take(_WAKE_S)
+        for rank in range(self._size):
+            if rank not in self._nodes and rank not in self._lost:
+                self._lose(
+                    rank, f"it did not come within {self._options.join_s:g} s", "look whether it was started there"
+                )
+        self._say(f"{len(self._alive())} of {self._size} ranks on {len(set(self._nodes.values()))} machines")
+
+    def _alive(self) -> list[int]:
+        return [rank for rank in sorted(self._nodes) if rank not in self._lost]
+
+    def _take(self, timeout_s: float) -> tuple[int, Message] | None:
+        """The next answer of a rank. What says that a rank comes or goes is dealt with here."""
+        got = self._hub.receive(timeout_s)
+        if got is None:
+            return None
+        rank, message = got
+        if "joined" in message:
+            self._nodes[rank] = message["joined"] or f"rank{rank}"
+            if message["version"] != ndpy.__version__:
+                self._lose(
+                    rank,
+                    f"it has ndpy {message['version'] or 'of no version'}, and rank 0 has {ndpy.__version__}",
+                    "install the same ndpy on all machines",
+                )
+            return None
+        if "gone" in message:
+            self._lose(
+                rank,
+                f"it ended during the run ({printable(message['gone'])})",
+                "look at its output and at the kernel's log there",
+            )
+            return None
+        return rank, message
+
+    def _lose(self, rank: int, why: str, remedy: str) -> None:
+        if rank in self._lost:
+            return
+        node = self._nodes.get(rank, "")
+        where = f"rank {rank} on {node}" if node else f"rank {rank}"
+        self._lost[rank] = Suspect(
+            Kind.RANK, where, (node,) if node else (), None, None, 1.0, 1, f"{where}: {why}", remedy
+        )
+        self._say(self._lost[rank].reason)
+
+    def _ask(self, messages: Mapping[int, Iterable[Message]], limit_s: float) -> Iterator[tuple[int, Message, Message]]:
+        """Send messages to ranks, and yield each with its answer, as they come: rank, message, answer.
+
+        A rank that goes, or says nothing until the deadline, is lost. Its messages have no answer.
+        """
+        waiting: dict[tuple[int, int], Message] = {}
+        for rank, several in messages.items():
+            for message in several:
+                number = next(self._numbers)
+                if self._hub.send(rank, {"id": number, **message}):
+                    waiting[rank, number] = message
+        deadline = time.monotonic() + limit_s
+        while waiting and time.monotonic() < deadline:
+            got = self._take(_WAKE_S)
+            if got is not None:
+                rank, answer = got
+                told = answer.get("id")
+                asked = waiting.pop((rank, told), None) if isinstance(told, int) else None
+                if asked is None:
+                    self._lose(
+                        rank, "it sent an answer to nothing that was asked", "look what runs there under this name"
+                    )
+                else:
+                    yield rank, asked, answer
+            waiting = {key: message for key, message in waiting.items() if key[0] not in self._lost}
+        for rank in {rank for rank, _ in waiting}:
+            self._lose(
+                rank,
+                f"it said nothing for {limit_s:g} s",
+                "look whether it hangs: a driver, a full disk, a stopped process",
+            )
+
+    # ---- each by itself ----
+
+    def _examine(self) -> None:
+        for rank, _, answer in self._ask({rank: [{"do": "examine"}] for rank in self._alive()}, _EXAMINE_S):
+            ends = answer.get("ends")
+            if not isinstance(ends, list) or not ends:
+                self._lose(
+                    rank,
+                    f"it has no adapter: {printable(answer.get('error', 'it names none'))}",
+                    "choose one with --adapter; `ndpy doctor` says what is wrong there",
+                )
+                continue
+            self._facts[rank] = answer
+            for place, end in enumerate(ends[:_MOST_ENDS]):
+                self._add_end(rank, place, end)
+        order = sorted(range(len(self._ends)), key=lambda at: (self._ends[at].rank, self._reached[at][0]))
+        self._ends = [self._ends[at] for at in order]
+        self._reached = [self._reached[at] for at in order]
+
+    def _add_end(self, rank: int, place: int, told: Any) -> None:
+        told = told if isinstance(told, dict) else {}
+        name, node = printable(told.get("adapter", "?"), 64), self._nodes[rank]
+        addresses, port = told.get("addresses"), told.get("port")
+        if isinstance(addresses, list) and type(port) is int and 0 < port < 1 << 16:
+            usable = [each for each in addresses[:64] if isinstance(each, str) and is_address(each)]
+            self._ends.append(End(rank, node, name))
+            self._reached.append((place, usable, port))
+        else:
+            why = printable(told.get("error", "it does not say how to reach it"))
+            self._suspects.append(
+                Suspect(
+                    Kind.ADAPTER,
+                    f"{node}/{name}",
+                    (node,),
+                    None,
+                    None,
+                    1.0,
+                    1,
+                    f"{name} of rank {rank} on {node} does not work: {why}",
+                    "run `ndpy doctor` there",
+                )
+            )
+
+    def _read_counters(self) -> dict[int, dict[str, dict[str, int]]]:
+        found = {}
+        asked = {rank: [{"do": "counters"}] for rank in self._alive()}
+        for rank, _, answer in self._ask(asked, _COUNTERS_S):
+            counters = answer.get("counters")
+            if isinstance(counters, dict):
+                found[rank] = {name: value for name, value in counters.items() if isinstance(value, dict)}
+        return found
+
+    # ---- in pairs ----
+
+    def _measure(self) -> None:
+        deadline = time.monotonic() + self._options.budget_s
+        same_node = len({end.node for end in self._ends}) == 1
+        rounds = list(schedule.full_mesh(self._ends, same_node=same_node))
+        wanted = rounds if self._options.rounds is None else rounds[: self._options.rounds]
+        for pairs in wanted:
+            if time.monotonic() > deadline:
+                self._notes.append(
+                    f"the budget of {self._options.budget_s:g} s ended the run after {self._rounds} rounds"
+                )
+                break
+            self._round(pairs)
+
+    def _round(self, pairs: Round) -> None:
+        options = self._options
+        asked: dict[int, list[Message]] = {}
+        alive = set(self._alive())
+        pairs = tuple(pair for pair in pairs if {self._ends[at].rank for at in pair} <= alive)
+        for source, target in pairs:
+            token = encode(secrets.token_bytes(TOKEN_SIZE))
+            common = {
+                "do": "pair",
+                "token": token,
+                "timeout_s": options.pair_s,
+                "pings": options.pings,
+                "write_s": options.write_s,
+            }
+            place, addresses, port = self._reached[target]
+            asked.setdefault(self._ends[target].rank, []).append({**common, "place": place})
+            asked.setdefault(self._ends[source].rank, []).append(
+                {
+                    **common,
+                    "place": self._reached[source][0],
+                    "addresses": " ".join(addresses),
+                    "port": port,
+                    "same_machine": self._ends[source].node == self._ends[target].node,
+                }
+            )
+        answers: dict[tuple[int, int], Message] = {}
+        for rank, message, answer in self._ask(asked, options.pair_s + _GRACE_S + 15.0):
+            answers[rank, message["place"]] = answer
+        for source, target in pairs:
+            self._add_pair(
+                source, target, *(answers.get((self._ends[at].rank, self._reached[at][0])) for at in (source, target))
+            )
+        self._rounds += 1
+        self._say(f"round {self._rounds}: {len(pairs)} pairs")
+
+    def _add_pair(self, source: int, target: int, near: Message | None, far: Message | None) -> None:
+        """The results of a pair, from what its two ends answered. None: there was no answer."""
+        for quantity, one, other, answer, name in (
+            (Quantity.LATENCY, source, target, near, "latency_us"),
+            (Quantity.BANDWIDTH, source, target, near, "bandwidth_gbps"),
+            (Quantity.BANDWIDTH, target, source, far, "bandwidth_gbps"),
+        ):
+            told = None if answer is None else answer.get(name)
+            value = float(told) if isinstance(told, (int, float)) and 0 < told < _PLAUSIBLE else None
+            error = "" if value is not None else _why(answer, near, far)
+            self._measurements.append(Measurement(self._rounds, Pattern.PAIRS, quantity, one, other, value, error))
+
+    # ---- the report ----
+
+    def report(self, began: datetime.datetime | None = None, took_s: float = 0.0) -> Report:
+        """What has been found so far."""
+        machines = []
+        for node in sorted(set(self._nodes.values())):
+            ranks = tuple(rank for rank, name in sorted(self._nodes.items()) if name == node)
+            found, findings = compare.of_machine(self._facts[rank] for rank in ranks if rank in self._facts)
+            machines.append(Machine(node, ranks, found, findings, self._counters.get(node, {})))
+        suspects = [
+            *self._lost.values(),
+            *self._suspects,
+            *compare.unlike(machines),
+            *compare.failed(self._ends, self._measurements, set(self._lost)),
+        ]
+        return Report(
+            began=(began or datetime.datetime.now(datetime.timezone.utc)).isoformat(timespec="seconds"),
+            took_s=round(took_s, 3),
+            engine=self._engine,
+            version=ndpy.__version__,
+            ranks=self._size,
+            rounds=self._rounds,
+            machines=tuple(machines),
+            ends=tuple(self._ends),
+            measurements=tuple(self._measurements),
+            suspects=tuple(sorted(suspects, key=lambda suspect: -suspect.confidence)),
+            notes=(*self._notes, *self._hub.notes()),
+        )
+
+
+def _why(answer: Message | None, near: Message | None, far: Message | None) -> str:
+    if answer is not None and answer.get("error"):
+        return printable(answer["error"])
+    other = far if answer is near else near
+    if other is not None and other.get("error"):
+        return f"at the partner: {printable(other['error'])}"
+    return "it did not answer"
+
+
+def _grown(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Counters that have grown, with the adapter's name before theirs."""
+    for adapter, counters in after.items():
+        former = before.get(adapter, {})
+        for name, value in counters.items():
+            was = former.get(name, 0)
+            if type(value) is int and type(was) is int and value > was:
+                yield f"{printable(adapter, 64)} {printable(name, 64)}", value - was

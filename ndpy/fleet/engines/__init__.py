@@ -1,0 +1,104 @@
+"""How the ranks were started: who is which, and where rank 0 is. Then all of them speak by the rendezvous.
+
+MPI, Slurm, Kubernetes and torchrun say a rank's number and how many there are. What they say of rank 0 differs: MPI
+broadcasts anything, Slurm names the nodes, others have MASTER_ADDR.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+
+from ndpy.fleet.measure import DEFAULT_PORT
+from ndpy.fleet.topology import TopologyError, node_set
+
+#: Environment variables of a rank's number and of the number of ranks, the innermost launcher first, with its name.
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "RANK and WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI"),
+    ("PMI_RANK", "PMI_SIZE", "PMI (MPICH, Intel MPI, MS-MPI)"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "Slurm"),
+    ("JOB_COMPLETION_INDEX", "WORLD_SIZE", "a Kubernetes indexed Job"),
+)
+_LOOPBACK = "127.0.0.1"
+_MOST_RANKS = 1 << 20
+
+HOW_TO = """`ndpy fleet` measures between ranks, which something else starts, one for each machine:
+
+  mpirun -n 8 --map-by ppr:1:node ndpy fleet       Open MPI; MPICH: mpiexec -n 8 -ppn 1
+  srun -N 8 --ntasks-per-node=1 ndpy fleet         Slurm
+
+Or start it on each machine with these variables, and with one NDPY_FLEET_TOKEN for all:
+
+  RANK=0 WORLD_SIZE=8 MASTER_ADDR=n1 ndpy fleet"""
+
+
+class EngineError(Exception):
+    """The ranks cannot find each other. The text says why, and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """How this rank was started.
+
+    Attributes:
+        engine: "mpi", "rendezvous" or "ssh", for the report.
+        rank, size: the number of this rank, and how many there are.
+        hosts: where rank 0 may be reached, the best one first.
+        port: the port of the rendezvous.
+        token: what all ranks know and nobody else. Without one, b"", rank 0 listens on the loopback interface only.
+    """
+
+    engine: str
+    rank: int
+    size: int
+    hosts: tuple[str, ...]
+    port: int
+    token: bytes
+
+
+def detect(environment: Mapping[str, str] = os.environ, token: bytes = b"") -> Start | None:
+    """How the environment says that this rank was started. None if nothing started it. Raises EngineError."""
+    for rank_name, size_name, launcher in LAUNCHERS:
+        if environment.get(rank_name) and environment.get(size_name):
+            rank = _number(environment, rank_name, 0)
+            size = _number(environment, size_name, 1)
+            if rank >= size:
+                raise EngineError(f"{rank_name} is {rank}, but {size_name} is {size}; ranks count from 0")
+            token = token or environment.get("NDPY_FLEET_TOKEN", "").encode()
+            hosts = _hosts(environment, launcher, size)
+            port = _number(environment, "MASTER_PORT", 1, DEFAULT_PORT)
+            return Start("rendezvous", rank, size, hosts, port, token)
+    if environment.get("JOB_COMPLETION_INDEX"):
+        raise EngineError("JOB_COMPLETION_INDEX says this rank's number; set WORLD_SIZE to the Job's completions too")
+    return None
+
+
+def _hosts(environment: Mapping[str, str], launcher: str, size: int) -> tuple[str, ...]:
+    """Where rank 0 is."""
+    if environment.get("MASTER_ADDR"):
+        return (environment["MASTER_ADDR"],)
+    local = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") or environment.get("MPI_LOCALNRANKS")
+    if size == 1 or local == str(size):
+        return (_LOOPBACK,)
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    if launcher == "Slurm" and nodes:
+        try:
+            names: Sequence[str] = node_set(nodes)
+        except TopologyError as error:
+            raise EngineError(f"Slurm's list of nodes cannot be read: {error}") from None
+        return (_LOOPBACK,) if len(names) == 1 else (names[0],)
+    raise EngineError(
+        f"{launcher} started this rank, but nothing says where rank 0 is; set MASTER_ADDR to its address"
+        + ('. With MPI, pip install "ndpy[fleet]" lets the ranks tell each other' if "MPI" in launcher else "")
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, least: int, default: int | None = None) -> int:
+    text = environment.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text.isdecimal() or not least <= int(text) < _MOST_RANKS:
+        raise EngineError(f"{name} is {text!r}; it must be a number from {least} on")
+    return int(text)

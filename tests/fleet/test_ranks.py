@@ -1,0 +1,158 @@
+"""`ndpy fleet` between ranks of this machine: on soft0, by the rendezvous."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import sys
+import threading
+
+import pytest
+from kit.deadlines import PROGRAM_DEADLINE_S, patient
+from kit.processes import Process, free_port
+
+pytestmark = pytest.mark.timeout(patient(120))
+
+#: A pair has this long. A rank that hangs costs as much and 20 s.
+PAIR_S = 3
+OTHER_VERSION = (
+    "import sys, ndpy; ndpy.__version__ = '0.0.9'; sys.argv[0] = 'ndpy'; from ndpy.tools.cli import main; main()"
+)
+
+
+class Ranks:
+    """The processes of a run. Rank 0 begins when it is asked for its report."""
+
+    def __init__(self, stack: contextlib.ExitStack, folder, size: int, **variables: str) -> None:
+        self._stack, self._report = stack, folder / "report.json"
+        self.port = free_port()
+        self._variables = {
+            "WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.port),
+            "NDPY_ADAPTER": "soft0",
+            **variables,
+        }
+
+    def start(self, rank: int, *words: object, program=("-m", "ndpy"), **variables: str) -> Process:
+        words = ("fleet", "--adapter", "soft0", *words)
+        own = {**self._variables, "RANK": str(rank), "NDPY_FLEET_NODE": f"n{rank}", **variables}
+        return self._stack.enter_context(Process(sys.executable, *program, *map(str, words), variables=own))
+
+    def first(self, *words: object) -> Process:
+        return self.start(0, "--timeout", PAIR_S, "--json", self._report, *words)
+
+    def report(self) -> dict:
+        return json.loads(self._report.read_text("utf-8"))
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    with contextlib.ExitStack() as stack:
+        yield lambda size, **variables: Ranks(stack, tmp_path, size, **variables)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_all_ranks_meet_and_nobody_is_a_suspect(ranks, size):
+    run = ranks(size)
+    others = [run.start(rank) for rank in range(1, size)]
+    run.first().succeed(PROGRAM_DEADLINE_S)
+    for other in others:
+        assert other.succeed(PROGRAM_DEADLINE_S).err == ""
+    report = run.report()
+    assert (report["suspects"], report["ranks"]) == ([], size)
+    met = {frozenset(row[3:5]) for row in report["measurements"]}
+    assert len(met) == size * (size - 1) // 2
+    assert all(row[5] > 0 for row in report["measurements"])
+    # In each round an end has one partner: a latency, and a bandwidth each way.
+    assert len(report["measurements"]) == 3 * len(met)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_killed_or_hangs_is_named_and_the_others_go_on(ranks, how):
+    run = ranks(4)
+    others = [run.start(rank) for rank in range(1, 4)]
+    first = run.first()
+    first.wait_for("round 1:", PROGRAM_DEADLINE_S, stream="err")
+    others[1].popen.send_signal(how)
+    try:
+        result = first.finish(PROGRAM_DEADLINE_S)
+    finally:
+        others[1].popen.send_signal(signal.SIGCONT)
+    assert result.status == 1
+    (suspect,) = run.report()["suspects"]
+    assert (suspect["kind"], suspect["nodes"]) == ("rank", ["n2"])
+    assert ("said nothing" if how == signal.SIGSTOP else "ended during the run") in suspect["reason"]
+    assert run.report()["drain"] == ["n2"]
+    last = [row for row in run.report()["measurements"] if row[0] == 2]
+    assert last, "the rounds went on"
+
+
+def test_a_rank_of_another_version_is_named(ranks):
+    run = ranks(3)
+    run.start(1)
+    run.start(2, program=("-c", OTHER_VERSION))
+    assert run.first().finish(PROGRAM_DEADLINE_S).status == 1
+    (suspect,) = run.report()["suspects"]
+    assert suspect["nodes"] == ["n2"]
+    assert "it has ndpy 0.0.9" in suspect["reason"]
+
+
+def test_a_rank_that_does_not_come_is_named(ranks):
+    run = ranks(3)
+    run.start(1)
+    assert run.first("--join", "5s").finish(PROGRAM_DEADLINE_S).status == 1
+    (suspect,) = run.report()["suspects"]
+    assert suspect["reason"] == "rank 2: it did not come within 5 s"
+
+
+def test_an_adapter_that_does_not_open_is_named(ranks):
+    run = ranks(3)
+    run.start(1)
+    run.start(2, "--adapter", "mlx5_9")
+    assert run.first().finish(PROGRAM_DEADLINE_S).status == 1
+    (suspect,) = run.report()["suspects"]
+    assert (suspect["kind"], suspect["name"]) == ("adapter", "n2/mlx5_9")
+    assert "AdapterNotFoundError" in suspect["reason"]
+
+
+def test_strangers_at_the_port_are_refused_and_told_of(ranks):
+    """Silence, garbage, a wrong token, another rank's number, and hundreds of connections."""
+    run = ranks(3, NDPY_FLEET_TOKEN="a secret of this job")
+    first = run.first("--join", "60s")
+    silent = [connected(run.port) for _ in range(3)]
+    garbage = connected(run.port)
+    garbage.sendall(b"GET / HTTP/1.1\r\n\r\n" * 1000)
+    for _ in range(300):
+        connected(run.port).close()
+    stranger = run.start(2, NDPY_FLEET_TOKEN="another secret")
+    assert "refuses rank 2: it does not know the token" in stranger.finish(PROGRAM_DEADLINE_S).err
+    run.start(1)
+    run.start(2)
+    first.succeed(PROGRAM_DEADLINE_S)
+    for each in (*silent, garbage):
+        each.close()
+    notes = "\n".join(run.report()["notes"])
+    assert "127.0.0.1: it does not know the token" in notes
+    assert run.report()["suspects"] == []
+
+
+def connected(port: int) -> socket.socket:
+    """A connection to the rendezvous, which comes as soon as rank 0 listens."""
+    waiting = threading.Event()
+    for _ in range(int(PROGRAM_DEADLINE_S * 10)):
+        with contextlib.suppress(OSError):
+            return socket.create_connection(("127.0.0.1", port), 5)
+        waiting.wait(0.1)
+    pytest.fail(f"nobody listens at port {port}")
+
+
+def test_without_a_launcher_it_says_how_to_start_it():
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
+    with Process(sys.executable, "-m", "ndpy", "fleet", variables=dict.fromkeys(names, "")) as process:
+        result = process.finish(PROGRAM_DEADLINE_S)
+    assert result.status == 2
+    assert "mpirun -n 8" in result.err
+    assert "RANK=0 WORLD_SIZE=8 MASTER_ADDR=n1 ndpy fleet" in result.err
