@@ -212,7 +212,7 @@ def _owner_of(name: str, member: str) -> str | None:
     if not isinstance(thing, type):
         return None
     for each in thing.__mro__:
-        whole = next((known for known in names() if find(known) is each), None)
+        whole = _public_name(each)
         if whole and member in names()[whole]:
             return whole
     return None
@@ -270,6 +270,7 @@ def of(name: str) -> list[str]:
     return lines + [f"    {line}" if line else "" for line in found]
 
 
+@cache
 def _public_name(cls: type) -> str | None:
     return next((known for known in names() if find(known) is cls), None)
 
