@@ -30,6 +30,7 @@ def _main(port: str) -> None:
         for part in function.split("."):
             call = getattr(call, part)
         with ndpy.open_adapter(adapter_name) as adapter:
+            connection.send(("begun", None))
             value = call(adapter, Channel(connection), *arguments)
         connection.send(("returned", value))
     except BaseException:

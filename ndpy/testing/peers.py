@@ -78,11 +78,16 @@ class Peer(Channel):
         self._name = name
         self._output = output
         self._ended: tuple[str, Any] | None = None
+        self._has_begun = False
 
     def _next(self, timeout_s: float) -> tuple[str, Any]:
         if self._ended is not None:
             return self._ended
+        deadline = time.monotonic() + timeout_s
         found = super()._next(timeout_s)
+        if found[0] == "begun":
+            self._has_begun = True
+            found = super()._next(max(0.0, deadline - time.monotonic()))
         if found[0] != "value":
             self._ended = found
         return found
@@ -113,11 +118,20 @@ class Peer(Channel):
         self.process.wait()
         self._ended = ("returned", None)
 
+    def _return(self) -> None:
+        """Wait for it when the test has ended. On a busy machine its process may still be starting."""
+        try:
+            self.result(_GRACE_S)
+        except ndpy.TimeoutError:
+            if self._has_begun:
+                raise
+            self.result(_START_S)
+
     def _end(self, item: pytest.Item) -> str:
         """End it. Returns what is wrong, or ""."""
         wrong = ""
         try:
-            self.result(_GRACE_S)
+            self._return()
         except ndpy.TimeoutError:
             wrong = f"{self._name} still runs {_GRACE_S:g} s after the test, and was killed"
         except PeerFailed as failure:

@@ -335,6 +335,12 @@ def test_a_peer_is_another_process_whose_failure_is_the_tests(session):
     result.stdout.fnmatch_lines(["*die() in process * has failed: the process has ended with status 3*"])
 
 
+def test_a_peer_that_starts_slowly_is_waited_for(session, pytester):
+    pytester.makeconftest("from ndpy.testing import peers\n\npeers._GRACE_S = 0.01")
+    source = "def say(adapter, test):\n    test.send('said')\n\ndef test_saying(rdma_peer):\n    rdma_peer(say)\n"
+    session(source).assert_outcomes(passed=1)
+
+
 @slow_on_windows
 def test_a_peer_that_hangs_is_named_and_killed(session, pytester):
     pytester.makeconftest("from ndpy.testing import peers\n\npeers._GRACE_S = 1.0")
