@@ -6,6 +6,8 @@
 | `schedule.py` | which ends are partners in which round |
 | `search.py` | the rounds that are chosen from what is known so far |
 | `model.py` | what the measurements say about each end, node, leaf and path |
+| `things.py` | what can be at fault, and which measurements speak of it |
+| `evidence.py` | how sure that is: the mathematics of `model.py` |
 | `topology.py` | which ends share a leaf, a rail, a node |
 | `engines/` | how the ranks are started and exchange words: MPI, a rendezvous, ssh |
 | `measure.py` | what a rank measures, alone and with a partner |
