@@ -17,15 +17,18 @@ import click
 
 import ndpy
 from ndpy.errors import NdpyError
+from ndpy.fleet import model
 from ndpy.fleet.coordinator import Coordinator, Options
 from ndpy.fleet.engines import HOW_TO, EngineError, Start, detect
 from ndpy.fleet.engines.rendezvous import Hub, join
 from ndpy.fleet.measure import DEFAULT_PORT, serve_rank
 from ndpy.fleet.member import Member
-from ndpy.fleet.results import Report, to_json
+from ndpy.fleet.model import ModelError
+from ndpy.fleet.report.options import report_options, write_files
+from ndpy.fleet.report.terminal import print_report
+from ndpy.fleet.topology import TopologyError, read, unknown
 from ndpy.tools.cli.numbers import Number
 from ndpy.tools.cli.serving import begin, serve
-from ndpy.tools.output import output_option, write_json
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _LONGEST_S = 86400.0
@@ -49,7 +52,16 @@ def duration(context: click.Context, parameter: click.Parameter, text: str) -> f
     metavar="NAME",
     help="An adapter of each machine. May be given several times. Default: all with an active port.",
 )
-@click.option("--rounds", type=click.IntRange(1, 100_000), help="The most rounds. Default: a full mesh.")
+@click.option("--rounds", type=click.IntRange(3, 10_000), default=12, show_default=True, help="The most rounds.")
+@click.option(
+    "--full-mesh", is_flag=True, help="Let each adapter meet each other one, instead of a search in few rounds."
+)
+@click.option(
+    "--topology",
+    "topology_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Which nodes share a switch: a TOML file, or Slurm's topology.conf.",
+)
 @click.option("--budget", callback=duration, default="10m", show_default=True, help="Begin no round after this time.")
 @click.option(
     "--join", "join_s", callback=duration, default="60s", show_default=True, help="How long the ranks have to come."
@@ -68,7 +80,7 @@ def duration(context: click.Context, parameter: click.Parameter, text: str) -> f
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="What all ranks know and nobody else, instead of the variable NDPY_FLEET_TOKEN.",
 )
-@output_option("json", "Write the report to FILE as JSON.")
+@report_options
 @click.option("--serve", "serving", is_flag=True, hidden=True, help="Measure for the rank that started this process.")
 @click.option(
     "--client", type=click.IntRange(1, 65535), hidden=True, help="With --serve: the port at which that rank listens."
@@ -81,9 +93,10 @@ def command(
     token_file: Path | None,
     **options: Any,
 ) -> None:
-    """Name the adapters and machines of a cluster that are unlike the others.
+    """Name the bad machines and adapters of a cluster.
 
-    It measures between all of them. Something else starts it on each machine: mpirun, srun, or anything that sets RANK, WORLD_SIZE and MASTER_ADDR. Rank 0
+    What is measured there is unlike the rest. Something else starts the command on each machine: mpirun, srun, or
+    anything that sets RANK, WORLD_SIZE and MASTER_ADDR. Rank 0
     reports. The exit status of rank 0 is 0 if nobody is a suspect, 1 if somebody is, 2 for wrong usage, and 130 after an
     interrupt.
     """
@@ -99,7 +112,7 @@ def command(
             raise click.UsageError(HOW_TO)
         chosen = list(adapters) or _active()
         sys.exit(_first(start, chosen, **options) if start.rank == 0 else _other(start, chosen, options["join_s"]))
-    except EngineError as error:
+    except (EngineError, ModelError, TopologyError) as error:
         click.echo(f"fleet: {error}", err=True)
         sys.exit(1)
 
@@ -125,12 +138,13 @@ def _other(start: Start, adapters: list[str], join_s: float) -> int:
     return 0
 
 
-def _first(start: Start, adapters: list[str], json_file: Path | None, **options: Any) -> int:
+def _first(start: Start, adapters: list[str], topology_file: Path | None, **options: Any) -> int:
     began, clock = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
 
     def say(text: str) -> None:
         click.echo(f"fleet: {time.monotonic() - clock:6.1f} s  {text}", err=True)
 
+    model.mathematics()
     hub = Hub(start)
     own = threading.Thread(target=_own_member, args=(start, hub.port, adapters), daemon=True)
     own.start()
@@ -139,7 +153,12 @@ def _first(start: Start, adapters: list[str], json_file: Path | None, **options:
         start.size,
         start.engine,
         Options(
-            rounds=options["rounds"], budget_s=options["budget"], join_s=options["join_s"], pair_s=options["pair_s"]
+            rounds=options["rounds"],
+            full_mesh=options["full_mesh"],
+            topology=read(topology_file) if topology_file else unknown(),
+            budget_s=options["budget"],
+            join_s=options["join_s"],
+            pair_s=options["pair_s"],
         ),
         say,
     )
@@ -154,10 +173,8 @@ def _first(start: Start, adapters: list[str], json_file: Path | None, **options:
         coordinator.end()
         hub.close()
         own.join(5.0)
-    if json_file is not None:
-        write_json(json_file, to_json(report))
-    _show(report)
-    return status or int(bool(report.suspects))
+    print_report(report)
+    return status or write_files("fleet", report, options) or int(bool(report.suspects))
 
 
 def _own_member(start: Start, port: int, adapters: list[str]) -> None:
@@ -166,13 +183,3 @@ def _own_member(start: Start, port: int, adapters: list[str]) -> None:
     with contextlib.suppress(EngineError):
         channel = join(Start(start.engine, 0, start.size, (host,), port, start.token), _node(), ndpy.__version__, 30.0)
         Member(channel, adapters).serve()
-
-
-def _show(report: Report) -> None:
-    for suspect in report.suspects:
-        click.echo(f"{suspect.kind.value:8} {suspect.reason}; {suspect.remedy}")
-    for note in report.notes:
-        click.echo(f"note: {note}")
-    click.echo(
-        f"fleet: {len(report.suspects)} suspects among {len(report.ends)} adapters of {len(report.machines)} machines, {report.rounds} rounds"
-    )

@@ -16,6 +16,8 @@ from ndpy.fleet.engines.rendezvous import Hub, Message
 from ndpy.fleet.measure import TOKEN_SIZE
 from ndpy.fleet.results import End, Kind, Machine, Measurement, Pattern, Quantity, Report, Suspect
 from ndpy.fleet.schedule import Round
+from ndpy.fleet.search import Search
+from ndpy.fleet.topology import Topology, unknown
 from ndpy.tools.cli.channel import encode, printable
 from ndpy.vocabulary.info import is_address
 
@@ -33,14 +35,18 @@ class Options:
     """What a run measures.
 
     Attributes:
-        rounds: the most rounds. None for a full mesh.
+        rounds: the most rounds of a search.
+        full_mesh: whether each end meets each other one, instead of a search.
+        topology: which ends share what.
         budget_s: no round begins later.
         join_s: how long the ranks have to come.
         pair_s: how long a pair has.
         pings, write_s: as in WorkerSession.
     """
 
-    rounds: int | None = None
+    rounds: int = 12
+    full_mesh: bool = False
+    topology: Topology = dataclasses.field(default_factory=unknown)
     budget_s: float = 600.0
     join_s: float = 60.0
     pair_s: float = 30.0
@@ -63,6 +69,7 @@ class Coordinator:
         self._measurements: list[Measurement] = []
         self._suspects: list[Suspect] = []
         self._notes: list[str] = []
+        self._search: Search | None = None
         self._rounds = 0
         self._numbers = itertools.count()
 
@@ -221,17 +228,28 @@ class Coordinator:
     # ---- in pairs ----
 
     def _measure(self) -> None:
+        self._ends = list(self._options.topology.place(self._ends))
+        missing = self._options.topology.missing(self._ends) if self._options.topology != unknown() else ()
+        if missing:
+            self._notes.append(
+                f"the topology does not have {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}"
+            )
+        self._search = Search(self._ends, rounds=self._options.rounds)
         deadline = time.monotonic() + self._options.budget_s
-        same_node = len({end.node for end in self._ends}) == 1
-        rounds = list(schedule.full_mesh(self._ends, same_node=same_node))
-        wanted = rounds if self._options.rounds is None else rounds[: self._options.rounds]
-        for pairs in wanted:
+        for pairs in self._full_mesh() if self._options.full_mesh else iter(self._search.next_round, None):
             if time.monotonic() > deadline:
                 self._notes.append(
                     f"the budget of {self._options.budget_s:g} s ended the run after {self._rounds} rounds"
                 )
-                break
+                return
+            known = len(self._measurements)
             self._round(pairs)
+            self._search.add(self._measurements[known:])
+            self._search.without(*(at for at, end in enumerate(self._ends) if end.rank in self._lost))
+        self._notes.append(f"a full mesh of {self._rounds} rounds" if self._options.full_mesh else self._search.why)
+
+    def _full_mesh(self) -> Iterator[Round]:
+        return schedule.full_mesh(self._ends, same_node=len({end.node for end in self._ends}) == 1)
 
     def _round(self, pairs: Round) -> None:
         options = self._options
@@ -293,6 +311,7 @@ class Coordinator:
             *self._lost.values(),
             *self._suspects,
             *compare.unlike(machines),
+            *(self._search.suspects() if self._search else ()),
             *compare.failed(self._ends, self._measurements, set(self._lost)),
         ]
         return Report(

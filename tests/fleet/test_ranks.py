@@ -37,6 +37,7 @@ class Ranks:
         }
 
     def start(self, rank: int, *words: object, program=("-m", "ndpy"), **variables: str) -> Process:
+        """Start a rank, perhaps by another program than `ndpy`. Its output is that of `ndpy fleet`."""
         words = ("fleet", "--adapter", "soft0", *words)
         own = {**self._variables, "RANK": str(rank), "NDPY_FLEET_NODE": f"n{rank}", **variables}
         return self._stack.enter_context(Process(sys.executable, *program, *map(str, words), variables=own))
@@ -54,11 +55,11 @@ def ranks(tmp_path):
         yield lambda size, **variables: Ranks(stack, tmp_path, size, **variables)
 
 
-@pytest.mark.parametrize("size", [2, 5])
-def test_all_ranks_meet_and_nobody_is_a_suspect(ranks, size):
+@pytest.mark.parametrize(("size", "words"), [(2, ["--full-mesh"]), (5, ["--full-mesh"]), (5, [])])
+def test_all_ranks_meet_and_nobody_is_a_suspect(ranks, size, words):
     run = ranks(size)
     others = [run.start(rank) for rank in range(1, size)]
-    run.first().succeed(PROGRAM_DEADLINE_S)
+    run.first(*words).succeed(PROGRAM_DEADLINE_S)
     for other in others:
         assert other.succeed(PROGRAM_DEADLINE_S).err == ""
     report = run.report()
@@ -66,8 +67,9 @@ def test_all_ranks_meet_and_nobody_is_a_suspect(ranks, size):
     met = {frozenset(row[3:5]) for row in report["measurements"]}
     assert len(met) == size * (size - 1) // 2
     assert all(row[5] > 0 for row in report["measurements"])
-    # In each round an end has one partner: a latency, and a bandwidth each way.
-    assert len(report["measurements"]) == 3 * len(met)
+    # Of each pair a latency, and a bandwidth each way.
+    times = 1 if words else 12 / 5
+    assert len(report["measurements"]) == pytest.approx(3 * len(met) * times, abs=12)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -86,8 +88,22 @@ def test_a_rank_that_is_killed_or_hangs_is_named_and_the_others_go_on(ranks, how
     assert (suspect["kind"], suspect["nodes"]) == ("rank", ["n2"])
     assert ("said nothing" if how == signal.SIGSTOP else "ended during the run") in suspect["reason"]
     assert run.report()["drain"] == ["n2"]
-    last = [row for row in run.report()["measurements"] if row[0] == 2]
-    assert last, "the rounds went on"
+    assert run.report()["rounds"] > 2
+
+
+def test_a_slow_rank_is_named(ranks, tmp_path):
+    (tmp_path / "slow.toml").write_text('[[fault]]\ndo = "delay"\nat = "request"\nevery = 4\nms = 2\n')
+    run = ranks(5)
+    for rank in (1, 3, 4):
+        run.start(rank)
+    run.start(
+        2, program=("-m", "ndpy", "faults", "run", "-f", tmp_path / "slow.toml", "--", sys.executable, "-m", "ndpy")
+    )
+    assert run.first().finish(PROGRAM_DEADLINE_S).status == 1
+    suspects = run.report()["suspects"]
+    assert {suspect["nodes"][0] for suspect in suspects} == {"n2"}
+    assert {suspect["quantity"] for suspect in suspects} <= {"us", "Gb/s"}
+    assert run.report()["drain"] == ["n2"]
 
 
 def test_a_rank_of_another_version_is_named(ranks):
