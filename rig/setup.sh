@@ -7,6 +7,7 @@
 #   rig/setup.sh soft       what soft0 needs: the packages for building, and .venv
 #   rig/setup.sh docs       that, and what the documentation's site needs
 #   rig/setup.sh browser    that, and a browser to look at the site
+#   rig/setup.sh fleet      what `soft` needs, and Open MPI and MPICH, which start ranks of `ndpy fleet`
 #   rig/setup.sh venv       only the virtual environment .venv (PYTHON=python3.12 selects another Python)
 #   rig/setup.sh bench      the other Python packages, in .rig/bench, that tests and `make bench` compare ndpy with
 #   rig/setup.sh wine       only the packages, .venv, and the Windows Python in .rig/wine
@@ -44,6 +45,15 @@ browser)
     command -v chromedriver >/dev/null || install_now chromium chromium-driver || install_now chromium chromedriver ||
         die "chromium could not be installed"
     .venv/bin/python -m pip --disable-pip-version-check --quiet install 'selenium>=4.20'
+    ;;
+fleet)
+    "$0" soft
+    . "$rig/system.sh"
+    for mpi in openmpi mpich; do
+        # Debian calls the package openmpi-bin, and Fedora openmpi.
+        command -v mpirun.$mpi >/dev/null || install_now $mpi-bin || install_now $mpi || die "$mpi could not be installed"
+    done
+    .venv/bin/python -m pip --disable-pip-version-check --quiet install 'mpi4py>=4'
     ;;
 all)
     . "$rig/system.sh"

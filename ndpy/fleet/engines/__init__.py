@@ -67,9 +67,19 @@ def detect(environment: Mapping[str, str] = os.environ, token: bytes = b"") -> S
             if rank >= size:
                 raise EngineError(f"{rank_name} is {rank}, but {size_name} is {size}; ranks count from 0")
             token = token or environment.get("NDPY_FLEET_TOKEN", "").encode()
-            hosts = _hosts(environment, launcher, size)
             port = _number(environment, "MASTER_PORT", 1, DEFAULT_PORT)
-            return Start("rendezvous", rank, size, hosts, port, token)
+            if "MPI" in launcher and not environment.get("MASTER_ADDR"):
+                from ndpy.fleet.engines import mpi
+
+                try:
+                    agreed = mpi.agree(rank, size, port, token, launcher)
+                except EngineError:
+                    if not _are_together(environment, size):
+                        raise
+                    agreed = None
+                if agreed is not None:
+                    return agreed
+            return Start("rendezvous", rank, size, _hosts(environment, launcher, size), port, token)
     if environment.get("JOB_COMPLETION_INDEX"):
         raise EngineError("JOB_COMPLETION_INDEX says this rank's number; set WORLD_SIZE to the Job's completions too")
     return None
@@ -79,8 +89,7 @@ def _hosts(environment: Mapping[str, str], launcher: str, size: int) -> tuple[st
     """Where rank 0 is."""
     if environment.get("MASTER_ADDR"):
         return (environment["MASTER_ADDR"],)
-    local = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") or environment.get("MPI_LOCALNRANKS")
-    if size == 1 or local == str(size):
+    if _are_together(environment, size):
         return (_LOOPBACK,)
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     if launcher == "Slurm" and nodes:
@@ -93,6 +102,12 @@ def _hosts(environment: Mapping[str, str], launcher: str, size: int) -> tuple[st
         f"{launcher} started this rank, but nothing says where rank 0 is; set MASTER_ADDR to its address"
         + ('. With MPI, pip install "ndpy[fleet]" lets the ranks tell each other' if "MPI" in launcher else "")
     )
+
+
+def _are_together(environment: Mapping[str, str], size: int) -> bool:
+    """Whether the launcher says that all ranks are on this machine."""
+    local = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") or environment.get("MPI_LOCALNRANKS")
+    return size == 1 or local == str(size)
 
 
 def _number(environment: Mapping[str, str], name: str, least: int, default: int | None = None) -> int:

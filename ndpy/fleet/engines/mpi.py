@@ -1,0 +1,57 @@
+"""MPI tells all ranks where rank 0 is and a token. After that it is finalized: the ranks speak by the rendezvous.
+
+A rank that dies is a result. MPI's own communication would end the others with it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import socket
+import warnings
+
+import psutil
+
+from ndpy.fleet.engines import EngineError, Start
+
+_LOOPBACK = "127.0.0.1"
+_TOKEN_BYTES = 32
+
+
+def agree(rank: int, size: int, port: int, token: bytes, launcher: str) -> Start | None:
+    """What rank 0 tells all: its addresses, its port and its token, or a new one if it has none. All ranks call it.
+
+    Returns None without mpi4py. Raises EngineError if mpi4py finds no MPI library, or another one than the launcher's.
+    """
+    if importlib.util.find_spec("mpi4py") is None:
+        return None
+    with warnings.catch_warnings():
+        # mpi4py warns of another library's launcher. The error below says what to do.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise EngineError(
+                f"mpi4py cannot load an MPI library ({error}); install that of {launcher}, or set MASTER_ADDR and NDPY_FLEET_TOKEN"
+            ) from None
+    world = MPI.COMM_WORLD
+    if (world.rank, world.size) != (rank, size):
+        library = MPI.Get_library_version().split(",")[0].splitlines()[0]
+        raise EngineError(
+            f"{launcher} started rank {rank} of {size}, but mpi4py uses {library}, which says rank {world.rank} of "
+            f"{world.size}; use the mpirun of that library"
+        )
+    own = ((socket.gethostname(), *_addresses(), _LOOPBACK), port, token or secrets.token_bytes(_TOKEN_BYTES))
+    hosts, port, token = world.bcast(own)
+    MPI.Finalize()
+    return Start("mpi", rank, size, hosts, port, token)
+
+
+def _addresses() -> list[str]:
+    """This machine's IPv4 addresses, without loopback."""
+    return [
+        each.address
+        for addresses in psutil.net_if_addrs().values()
+        for each in addresses
+        if each.family == socket.AF_INET and not each.address.startswith("127.")
+    ]

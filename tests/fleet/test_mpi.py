@@ -1,0 +1,31 @@
+"""`ndpy fleet` started by Open MPI and by MPICH on this machine. `rig/setup.sh fleet` installs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+from kit.deadlines import PROGRAM_DEADLINE_S, patient
+from kit.processes import Process, free_port
+
+if not os.environ.get("NDPY_STRESS"):
+    pytest.skip("MPI libraries: NDPY_STRESS", allow_module_level=True)
+
+pytestmark = pytest.mark.timeout(patient(120))
+
+OPEN_MPI = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe")
+MPICH = ("mpirun.mpich",)
+
+
+# mpi4py loads one library. Ranks of the other one's launcher still meet, because they are all on one machine.
+@pytest.mark.parametrize(("launcher", "engine"), [(OPEN_MPI, "mpi"), (MPICH, "rendezvous")])
+def test_ranks_of_mpirun_meet(tmp_path, launcher, engine):
+    report = tmp_path / "report.json"
+    words = (*launcher, "-n", "3", sys.executable, "-m", "ndpy", "fleet", "--adapter", "soft0", "--json", str(report))
+    with Process(*words, variables={"MASTER_PORT": str(free_port())}) as process:
+        process.succeed(PROGRAM_DEADLINE_S)
+    told = json.loads(report.read_text("utf-8"))
+    assert (told["engine"], told["ranks"], told["suspects"]) == (engine, 3, [])
+    assert len({frozenset(row[3:5]) for row in told["measurements"]}) == 3
