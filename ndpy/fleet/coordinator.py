@@ -26,6 +26,9 @@ _GRACE_S = 5.0
 _EXAMINE_S = 180.0
 _COUNTERS_S = 20.0
 _WAKE_S = 0.2
+#: A rank says within this time that it is there. It may need longer to end a process that hangs.
+_THERE_S = 3.0
+_WORKER_S = 30.0
 _MOST_ENDS = 64
 _PLAUSIBLE = 1e7
 
@@ -146,14 +149,37 @@ class Coordinator:
 
         A rank that goes, or says nothing until the deadline, is lost. Its messages have no answer.
         """
-        waiting: dict[tuple[int, int], Message] = {}
+        waiting = self._send(messages)
+        yield from self._collect(waiting, waiting, limit_s)
+        # A rank whose adapter hangs answers this, and one that hangs itself does not.
+        probes = self._send({rank: [{"do": "there"}] for rank in _ranks(waiting)})
+        waiting.update(probes)
+        for rank, message, answer in self._collect(waiting, probes, _THERE_S):
+            if message["do"] != "there":
+                yield rank, message, answer
+        for rank in _ranks(probes.keys() & waiting.keys()):
+            waited = f"it said nothing for {limit_s + _THERE_S:g} s"
+            self._lose(rank, waited, "look whether it hangs: a full disk, a stopped process")
+        yield from self._collect(waiting, waiting, _WORKER_S)
+        for rank in _ranks(waiting):
+            self._lose(rank, "its adapter's process neither answers nor ends", "look at the kernel's log there")
+
+    def _send(self, messages: Mapping[int, Iterable[Message]]) -> dict[tuple[int, int], Message]:
+        """Send messages to ranks. Returns what waits for an answer now."""
+        waiting = {}
         for rank, several in messages.items():
             for message in several:
                 number = next(self._numbers)
                 if self._hub.send(rank, {"id": number, **message}):
                     waiting[rank, number] = message
+        return waiting
+
+    def _collect(
+        self, waiting: dict[tuple[int, int], Message], wanted: Mapping[tuple[int, int], Message], limit_s: float
+    ) -> Iterator[tuple[int, Message, Message]]:
+        """Take answers out of `waiting`, and yield them, until all that are wanted have come or the time is over."""
         deadline = time.monotonic() + limit_s
-        while waiting and time.monotonic() < deadline:
+        while wanted.keys() & waiting.keys() and time.monotonic() < deadline:
             got = self._take(_WAKE_S)
             if got is not None:
                 rank, answer = got
@@ -165,13 +191,8 @@ class Coordinator:
                     )
                 else:
                     yield rank, asked, answer
-            waiting = {key: message for key, message in waiting.items() if key[0] not in self._lost}
-        for rank in {rank for rank, _ in waiting}:
-            self._lose(
-                rank,
-                f"it said nothing for {limit_s:g} s",
-                "look whether it hangs: a driver, a full disk, a stopped process",
-            )
+            for key in [key for key in waiting if key[0] in self._lost]:
+                del waiting[key]
 
     # ---- each by itself ----
 
@@ -277,7 +298,7 @@ class Coordinator:
                 }
             )
         answers: dict[tuple[int, int], Message] = {}
-        for rank, message, answer in self._ask(asked, options.pair_s + _GRACE_S + 15.0):
+        for rank, message, answer in self._ask(asked, options.pair_s + _GRACE_S):
             answers[rank, message["place"]] = answer
         for source, target in pairs:
             self._add_pair(
@@ -327,6 +348,10 @@ class Coordinator:
             suspects=tuple(sorted(suspects, key=lambda suspect: -suspect.confidence)),
             notes=(*self._notes, *self._hub.notes()),
         )
+
+
+def _ranks(keys: Iterable[tuple[int, int]]) -> set[int]:
+    return {rank for rank, _ in keys}
 
 
 def _why(answer: Message | None, near: Message | None, far: Message | None) -> str:

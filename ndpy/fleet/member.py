@@ -35,6 +35,9 @@ class Member:
                 message = self._channel.receive(_SILENCE_S)
                 if message.get("do") == "end":
                     return
+                if message.get("do") == "there":
+                    self._answer({"id": message.get("id")})
+                    continue
                 # Several adapters measure at the same time.
                 threading.Thread(target=self._do, args=(message,), daemon=True).start()
         except ChannelClosed:
@@ -61,8 +64,11 @@ class Member:
             answer: Message = self._commands[name](arguments)
         except (PeerLost, PeerRefused, BadRequest, OSError) as error:
             answer = {"error": str(error)}
+        self._answer({"id": number, **answer})
+
+    def _answer(self, message: Message) -> None:
         with contextlib.suppress(ChannelError), self._sending:
-            self._channel.send({"id": number, **answer}, _SEND_S)
+            self._channel.send(message, _SEND_S)
 
     def _worker(self, place: int) -> Worker:
         """The worker of an adapter. It is started when it is needed, and again after it died."""

@@ -15,7 +15,7 @@ from kit.processes import Process, free_port
 
 pytestmark = pytest.mark.timeout(patient(120))
 
-#: A pair has this long. A rank that hangs costs as much and 20 s.
+#: A pair has this long. A rank that hangs costs as much and 8 s.
 PAIR_S = 3
 OTHER_VERSION = (
     "import sys, ndpy; ndpy.__version__ = '0.0.9'; sys.argv[0] = 'ndpy'; from ndpy.tools.cli import main; main()"
