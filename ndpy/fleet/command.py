@@ -119,7 +119,7 @@ def command(
 
 def _active() -> list[str]:
     with contextlib.suppress(NdpyError):
-        return [info.name for info in ndpy.list_adapters() if info.state == "ACTIVE"]
+        return [info.name for info in ndpy.list_adapters() if info.state == "active"]
     return []
 
 

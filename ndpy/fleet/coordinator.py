@@ -177,7 +177,7 @@ class Coordinator:
     def _collect(
         self, waiting: dict[tuple[int, int], Message], wanted: Mapping[tuple[int, int], Message], limit_s: float
     ) -> Iterator[tuple[int, Message, Message]]:
-        """Take answers out of `waiting`, and yield them, until all that are wanted have come or the time is over."""
+        """Take answers out of `waiting`, and yield them, until each that is wanted has come or the time is over."""
         deadline = time.monotonic() + limit_s
         while wanted.keys() & waiting.keys() and time.monotonic() < deadline:
             got = self._take(_WAKE_S)

@@ -252,7 +252,7 @@ class Page:
                         )
                         of_block.append((command, one))
                         if STATE.match(command.text):
-                            before.append(command.text)
+                            before.append(one.command.text)
                         if command.terminal:
                             running[command.terminal] = one
                         else:
