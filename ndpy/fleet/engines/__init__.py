@@ -10,6 +10,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 
+from ndpy.fleet.engines import mpi
 from ndpy.fleet.measure import DEFAULT_PORT
 from ndpy.fleet.topology import TopologyError, node_set
 
@@ -69,16 +70,14 @@ def detect(environment: Mapping[str, str] = os.environ, token: bytes = b"") -> S
             token = token or environment.get("NDPY_FLEET_TOKEN", "").encode()
             port = _number(environment, "MASTER_PORT", 1, DEFAULT_PORT)
             if "MPI" in launcher and not environment.get("MASTER_ADDR"):
-                from ndpy.fleet.engines import mpi
-
                 try:
                     agreed = mpi.agree(rank, size, port, token, launcher)
-                except EngineError:
+                except mpi.MpiError as error:
                     if not _are_together(environment, size):
-                        raise
+                        raise EngineError(str(error)) from None
                     agreed = None
                 if agreed is not None:
-                    return agreed
+                    return Start("mpi", rank, size, *agreed)
             return Start("rendezvous", rank, size, _hosts(environment, launcher, size), port, token)
     if environment.get("JOB_COMPLETION_INDEX"):
         raise EngineError("JOB_COMPLETION_INDEX says this rank's number; set WORLD_SIZE to the Job's completions too")

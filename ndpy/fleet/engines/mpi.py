@@ -12,16 +12,18 @@ import warnings
 
 import psutil
 
-from ndpy.fleet.engines import EngineError, Start
-
 _LOOPBACK = "127.0.0.1"
 _TOKEN_BYTES = 32
 
 
-def agree(rank: int, size: int, port: int, token: bytes, launcher: str) -> Start | None:
+class MpiError(Exception):
+    """MPI does not work here. The text says why, and what to do."""
+
+
+def agree(rank: int, size: int, port: int, token: bytes, launcher: str) -> tuple[tuple[str, ...], int, bytes] | None:
     """What rank 0 tells all: its addresses, its port and its token, or a new one if it has none. All ranks call it.
 
-    Returns None without mpi4py. Raises EngineError if mpi4py finds no MPI library, or another one than the launcher's.
+    Returns None without mpi4py. Raises MpiError if mpi4py finds no MPI library, or another one than the launcher's.
     """
     if importlib.util.find_spec("mpi4py") is None:
         return None
@@ -31,20 +33,20 @@ def agree(rank: int, size: int, port: int, token: bytes, launcher: str) -> Start
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
-            raise EngineError(
+            raise MpiError(
                 f"mpi4py cannot load an MPI library ({error}); install that of {launcher}, or set MASTER_ADDR and NDPY_FLEET_TOKEN"
             ) from None
     world = MPI.COMM_WORLD
     if (world.rank, world.size) != (rank, size):
         library = MPI.Get_library_version().split(",")[0].splitlines()[0]
-        raise EngineError(
+        raise MpiError(
             f"{launcher} started rank {rank} of {size}, but mpi4py uses {library}, which says rank {world.rank} of "
             f"{world.size}; use the mpirun of that library"
         )
     own = ((socket.gethostname(), *_addresses(), _LOOPBACK), port, token or secrets.token_bytes(_TOKEN_BYTES))
-    hosts, port, token = world.bcast(own)
+    told: tuple[tuple[str, ...], int, bytes] = world.bcast(own)
     MPI.Finalize()
-    return Start("mpi", rank, size, hosts, port, token)
+    return told
 
 
 def _addresses() -> list[str]:
