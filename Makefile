@@ -73,6 +73,7 @@ test: setup
 
 stress: setup
 	@rig/setup.sh browser
+	@rig/setup.sh fleet
 	@NDPY_STRESS=1 .venv/bin/python rig/run_tests.py
 
 # See rig/kernels.sh.

@@ -19,8 +19,9 @@ import ndpy
 from ndpy.errors import NdpyError
 from ndpy.fleet import model
 from ndpy.fleet.coordinator import Coordinator, Options
-from ndpy.fleet.engines import HOW_TO, EngineError, Start, detect
+from ndpy.fleet.engines import HOW_TO, detect
 from ndpy.fleet.engines.rendezvous import Hub, join
+from ndpy.fleet.engines.start import EngineError, Start
 from ndpy.fleet.measure import DEFAULT_PORT, serve_rank
 from ndpy.fleet.member import Member
 from ndpy.fleet.model import ModelError

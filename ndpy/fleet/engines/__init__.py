@@ -6,11 +6,11 @@ broadcasts anything, Slurm names the nodes, others have MASTER_ADDR.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 
 from ndpy.fleet.engines import mpi
+from ndpy.fleet.engines.start import EngineError, Start
 from ndpy.fleet.measure import DEFAULT_PORT
 from ndpy.fleet.topology import TopologyError, node_set
 
@@ -33,30 +33,6 @@ HOW_TO = """`ndpy fleet` measures between ranks, which something else starts, on
 Or start it on each machine with these variables, and with one NDPY_FLEET_TOKEN for all:
 
   RANK=0 WORLD_SIZE=8 MASTER_ADDR=n1 ndpy fleet"""
-
-
-class EngineError(Exception):
-    """The ranks cannot find each other. The text says why, and what to do."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """How this rank was started.
-
-    Attributes:
-        engine: "mpi", "rendezvous" or "ssh", for the report.
-        rank, size: the number of this rank, and how many there are.
-        hosts: where rank 0 may be reached, the best one first.
-        port: the port of the rendezvous.
-        token: what all ranks know and nobody else. Without one, b"", rank 0 listens on the loopback interface only.
-    """
-
-    engine: str
-    rank: int
-    size: int
-    hosts: tuple[str, ...]
-    port: int
-    token: bytes
 
 
 def detect(environment: Mapping[str, str] = os.environ, token: bytes = b"") -> Start | None:

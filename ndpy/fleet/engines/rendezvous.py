@@ -16,7 +16,7 @@ import socket
 import time
 from typing import Any
 
-from ndpy.fleet.engines import EngineError, Start
+from ndpy.fleet.engines.start import EngineError, Start
 from ndpy.tools.cli.channel import Channel, ChannelError, printable
 
 PROTOCOL = 1
