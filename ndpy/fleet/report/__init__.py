@@ -7,6 +7,8 @@
 | `terminal.py` | tables for a terminal |
 | `junit.py` | JUnit XML, which CI systems read |
 | `openmetrics.py` | metrics for the folder of a node exporter |
+| `diff.py` | what got worse and better from one report to another |
+| `command.py` | the command `ndpy report` |
 | `statistics.py` | what all of them show of many measurements |
 | `options.py` | the options of commands, and the writing of files |
 | `node_sets.py` | many names of nodes as one word |

@@ -21,6 +21,7 @@ _SUBCOMMANDS = {
     "faults": "ndpy.tools.cli.faults",
     "fleet": "ndpy.fleet.command",
     "perf": "ndpy.tools.cli.perf",
+    "report": "ndpy.fleet.report.command",
     "smoke": "ndpy.tools.cli.smoke",
     "soft": "ndpy.tools.cli.soft",
     "softnd": "ndpy.tools.cli.softnd",
