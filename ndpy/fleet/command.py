@@ -170,12 +170,14 @@ def _first(start: Start, adapters: list[str], topology_file: Path | None, **opti
         say("interrupted")
         status = 130
     finally:
+        # First the files: mpirun kills all ranks soon after one has died.
         report = coordinator.report(began, time.monotonic() - clock)
+        unwritten = write_files("fleet", report, options)
+        print_report(report)
         coordinator.end()
         hub.close()
         own.join(5.0)
-    print_report(report)
-    return status or write_files("fleet", report, options) or int(bool(report.suspects))
+    return status or unwritten or int(bool(report.suspects))
 
 
 def _own_member(start: Start, port: int, adapters: list[str]) -> None:

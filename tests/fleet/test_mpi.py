@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+import psutil
 import pytest
 from kit.deadlines import PROGRAM_DEADLINE_S, patient
 from kit.processes import Process, free_port
@@ -29,3 +30,19 @@ def test_ranks_of_mpirun_meet(tmp_path, launcher, engine):
     told = json.loads(report.read_text("utf-8"))
     assert (told["engine"], told["ranks"], told["suspects"]) == (engine, 3, [])
     assert len({frozenset(row[3:5]) for row in told["measurements"]}) == 3
+
+
+def test_when_a_rank_dies_and_mpirun_ends_the_others_rank_0_has_written_its_report(tmp_path):
+    report = tmp_path / "report.json"
+    words = (*OPEN_MPI, "-n", "4", sys.executable, "-m", "ndpy", "fleet", "--adapter", "soft0", "--json", str(report))
+    with Process(*words, variables={"MASTER_PORT": str(free_port())}) as process:
+        process.wait_for("round 1:", PROGRAM_DEADLINE_S, stream="err")
+        (rank,) = (
+            each
+            for each in psutil.Process(process.popen.pid).children()
+            if each.environ().get("OMPI_COMM_WORLD_RANK") == "2"
+        )
+        rank.kill()
+        assert process.finish(PROGRAM_DEADLINE_S).status != 0
+    (suspect,) = json.loads(report.read_text("utf-8"))["suspects"]
+    assert suspect["name"].startswith("rank 2 on ")
