@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.kit.browser import started
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -20,3 +24,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert not done.returncode, done.stdout
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with started(tmp_path_factory.mktemp("chromium")) as driver:
+        yield driver

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import http.server
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,23 +19,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / ".rig/results/site"
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-DESKTOP, PHONE = (1280, 900), (390, 844)
-LIGHT, DARK = "light", "dark"
 
 if not os.environ.get("NDPY_STRESS"):
     pytest.skip("a browser: NDPY_STRESS", allow_module_level=True)
 # With full counts a browser that is missing is a failure.
-from selenium import webdriver  # noqa: E402
 from selenium.common.exceptions import TimeoutException  # noqa: E402
 from selenium.webdriver.support import wait  # noqa: E402
 
+from tests.kit.browser import DARK, DESKTOP, LIGHT, PHONE, brightness, look  # noqa: E402
+
 pytestmark = pytest.mark.timeout(900)
-# Chromium would look for its maker's servers.
-QUIET = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -55,36 +47,6 @@ def address(site: Path) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    assert CHROMIUM, "no chromium: rig/setup.sh browser installs it"
-    assert DRIVER, "no chromedriver: rig/setup.sh browser installs it"
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for option in (*QUIET, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
-    driver.set_page_load_timeout(60)
-    yield driver
-    driver.quit()
-
-
-def look(browser: Any, size: tuple[int, int], scheme: str) -> None:
-    """Be a screen of this size, of somebody who likes light or dark."""
-    width, height = size
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == PHONE}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen", "features": features})
-
-
-def brightness(color: str) -> float:
-    """Of a color in CSS: 0 is black and 1 white."""
-    red, green, blue = (int(part) for part in color[color.index("(") + 1 : color.index(")")].split(",")[:3])
-    return (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255
 
 
 def pages(site: Path) -> list[str]:

@@ -5,6 +5,7 @@
 | `document.py`, `schema.json` | JSON, and its check against its schema |
 | `schema.py` | the check of a document against a JSON Schema |
 | `terminal.py` | tables for a terminal |
+| `html.py` | one HTML file, by the template of `ndpy.tools.page` |
 | `junit.py` | JUnit XML, which CI systems read |
 | `openmetrics.py` | metrics for the folder of a node exporter |
 | `diff.py` | what got worse and better from one report to another |

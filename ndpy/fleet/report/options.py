@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ndpy.fleet.report import document, junit, openmetrics
+from ndpy.fleet.report import document, html, junit, openmetrics
 from ndpy.fleet.results import Report
 from ndpy.tools.output import STDOUT, output_option, write_all, write_report
 
@@ -21,6 +21,7 @@ FORMS: dict[str, tuple[str, Callable[[Report], str]]] = {
         "Write the report to FILE as OpenMetrics, for the folder of a node exporter. Its name has to end in .prom.",
         openmetrics.to_text,
     ),
+    "html": ("Write the report to FILE as one HTML file with tables and plots.", html.to_text),
 }
 
 
