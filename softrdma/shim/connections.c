@@ -21,6 +21,7 @@ struct identifier {
     uint32_t qp_num; /* of a queue pair that the program itself connects; 0: it has that of librdmacm, or none */
     bool waits;      /* calls with it wait for their end: it has no channel of the program's */
     bool removed;    /* DEVICE_REMOVAL has to be told */
+    bool has_ended;  /* DISCONNECTED was told by the shim */
 };
 
 struct made_event {
@@ -123,6 +124,8 @@ struct rdma_cm_event *connection_event(unsigned library, struct rdma_cm_event *e
     struct rdma_cm_event *result = event;
 
     lock();
+    const struct identifier *identifier = (struct identifier *)object_find(OBJECT_ID, event->id);
+    bool twice = event->event == RDMA_CM_EVENT_DISCONNECTED && identifier != NULL && identifier->has_ended;
     struct made_event *made = made_events;
     while (made != NULL && (made->kick == NULL || made->kick != event->id))
         made = made->next;
@@ -141,13 +144,14 @@ struct rdma_cm_event *connection_event(unsigned library, struct rdma_cm_event *e
             made_free(made);
     }
     unlock();
-    if (kick == NULL)
+    if (kick == NULL && !twice)
         return event;
     inside++;
     REAL(library, rdma_ack_cm_event)(event);
-    REAL(library, rdma_destroy_id)(kick);
+    if (kick != NULL)
+        REAL(library, rdma_destroy_id)(kick);
     inside--;
-    return result;
+    return twice ? NULL : result;
 }
 
 bool connection_acknowledged(struct rdma_cm_event *event)
@@ -316,7 +320,8 @@ static void has_qp(struct object *object, void *what)
         search->found = identifier;
 }
 
-/* The queue pair, whose connection has to end now. Gives up the lock meanwhile. */
+/* The queue pair, whose connection has to end now, as if the peer had ended it. Gives up the lock meanwhile. The peer
+   is told, but the library would tell this end only when the peer has answered. */
 void connection_end(struct qp *qp)
 {
     struct search search = {qp, NULL};
@@ -331,7 +336,16 @@ void connection_end(struct qp *qp)
     }
     struct rdma_cm_id *id = search.found->id;
     unsigned library = search.found->library;
+    bool hears = !search.found->waits && id->channel != NULL;
+    search.found->has_ended = hears;
     unlock();
+    if (hears && say(library, id, RDMA_CM_EVENT_DISCONNECTED, 0, NULL) != 0) {
+        lock();
+        struct identifier *identifier = (struct identifier *)object_find(OBJECT_ID, id);
+        if (identifier != NULL)
+            identifier->has_ended = false;
+        unlock();
+    }
     inside++;
     REAL(library, rdma_disconnect)(id);
     inside--;
