@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from kit.helpers import STRESS, has_kernel_driver, host_of, sample
 from kit.processes import foreign_environment
 from kit.programs import built
 from kit.quirks import has_quirk, skip_where
-from test_links import ADDRESS, link
+from test_links import ADDRESS, NETDEV, link, run
 
 import ndpy
 from ndpy.faults.injection import Injection
@@ -35,7 +36,7 @@ Lines = dict[str, list[str]]
 def seen(host: str, what: str, *words: str, environment: dict[str, str] | None = None) -> Lines:
     """What each end of failing.c prints, by the kind of line."""
     command = [built(PROGRAM), host, what, *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patient(60))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patient(110))
     print(f"$ {' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
     assert done.returncode == 0, done.stdout + done.stderr
     found: Lines = {}
@@ -114,6 +115,15 @@ ALIKE = [
     ),
 ]
 PORT_DOWN = Alike("command", lambda executor, adapter: Fault("port_down", nth=3), ("client event", "client call"))
+REMOVE = Alike(
+    "remove",
+    lambda executor, adapter: Fault("remove", nth=3),
+    ("client cm",),
+    because="a real device stays until its users have closed everything",
+)
+TIME_OUT = Alike("time_out", lambda executor, adapter: Fault("time_out"), ("client cm",))
+# On the network of the link, whose other end is a veth without an address.
+SILENT = "203.0.113.2"
 
 
 def with_fault(executor: str, host: str, alike: Alike, adapter: ndpy.Adapter) -> Lines:
@@ -153,9 +163,31 @@ def executors(adapter: ndpy.Adapter, alike: Alike) -> list[str]:
     return ["engine", "shim"]
 
 
-@pytest.mark.skipif(not STRESS, reason="with NDPY_STRESS=1 only: it adds and removes network devices")
-def test_a_port_that_is_down_has_the_same_event_as_a_real_one(adapter, link):
-    command = f"ip link set {link[1]} down"
-    real = seen(ADDRESS, PORT_DOWN.what, "-", command, environment=foreign_environment())
+def check_on_a_link(alike: Alike, adapter: ndpy.Adapter, command: str) -> Lines:
+    real = seen(ADDRESS, alike.what, "-", command, environment=foreign_environment())
     for executor in ("engine", "shim"):
-        check(PORT_DOWN, with_fault(executor, host_of(adapter), PORT_DOWN, adapter), real)
+        check(alike, with_fault(executor, host_of(adapter), alike, adapter), real)
+    return real
+
+
+on_a_link = pytest.mark.skipif(not STRESS, reason="with NDPY_STRESS=1 only: it adds and removes network devices")
+
+
+@on_a_link
+def test_a_port_that_is_down_has_the_same_event_as_a_real_one(adapter, link):
+    check_on_a_link(PORT_DOWN, adapter, f"ip link set {link[1]} down")
+
+
+@on_a_link
+def test_a_removed_device_is_told_to_a_connection_as_a_real_one(adapter, link):
+    real = check_on_a_link(REMOVE, adapter, f"rdma link delete {link[0]} &")
+    assert real["client cm"][-1] == "RDMA_CM_EVENT_DEVICE_REMOVAL 0"
+    assert link[0] not in [info.name for info in ndpy.list_adapters()]
+
+
+@on_a_link
+def test_a_silent_host_is_unreachable_as_a_real_one(adapter, link):
+    skip_where(adapter, Quirk.SIW_CONNECT_BLOCKS)
+    run("ip", "neighbour", "add", SILENT, "lladdr", "02:00:00:00:00:02", "dev", NETDEV)
+    real = check_on_a_link(TIME_OUT, adapter, SILENT)
+    assert real["client cm"][-1] == f"RDMA_CM_EVENT_UNREACHABLE {-errno.ETIMEDOUT}"

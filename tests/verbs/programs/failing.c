@@ -1,5 +1,5 @@
-/* failing DEVICE_ADDRESS WHAT [client|server] [COMMAND]: two processes talk, and something fails. Prints what each end
- * sees.
+/* failing DEVICE_ADDRESS WHAT [client|server|-] [COMMAND]: two processes talk, and something fails. Prints what each
+ * end sees.
  *
  * The client posts two requests, which succeed, and then four with one call. Before these, WHAT happens for real:
  *
@@ -15,6 +15,8 @@
  *   overrun         the client's completion queue is too small, and nobody takes what is in it
  *   nobody          there is no listener
  *   reject          the server rejects with the private data "no!"
+ *   time_out        the client connects to COMMAND, the address of a host that does not answer
+ *   remove          COMMAND removes the device while the four requests wait for receives
  *   command         COMMAND runs
  *
  * client or server: this end has the faults of NDPY_FAULTS, and the other has none. Then WHAT only says what kind of
@@ -42,10 +44,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#define FIRST    2
-#define COUNT    6
-#define SIZE     64
-#define WAIT_MS  60000
+#define FIRST 2
+#define COUNT 6
+#define SIZE  64
+/* Linux asks a silent host for about a minute (drivers/infiniband/core/cma.c, CMA_MAX_CM_RETRIES). */
+#define WAIT_MS  90000
 #define PAUSE_MS 1000
 
 static const char *me, *what;
@@ -196,7 +199,8 @@ static void post(int begin, int end, uint64_t remote, uint32_t rkey)
 
 static bool waits_for_receives(void)
 {
-    return (provoke && (is("no_receive") || is("to_error"))) || is("disconnect") || is("killed") || is("command");
+    return (provoke && (is("no_receive") || is("to_error"))) || is("disconnect") || is("killed") || is("command") ||
+           is("remove");
 }
 
 static void follow_to_the_end(void)
@@ -234,7 +238,7 @@ static void serve(void)
         fail("listening");
     if (write(to_other, &address, sizeof address) != sizeof address)
         fail("telling the address");
-    if ((is("nobody") || is("reject")) && (!provoke || is("nobody"))) {
+    if (is("nobody") || is("time_out") || (is("reject") && !provoke)) {
         /* If the client has a fault, this end never hears of it, or what it hears is no part of the comparison. */
         hear();
         return;
@@ -318,6 +322,8 @@ static int talk(pid_t server, const char *command)
 
     if (read(to_other, &address, sizeof address) != sizeof address)
         fail("learning the address");
+    if (is("time_out") && provoke && inet_pton(AF_INET, command, &address.sin_addr) != 1)
+        fail("%s is no address", command);
     channel = rdma_create_event_channel();
     if (channel == NULL || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) != 0 ||
         rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 2000) != 0 || !expect(RDMA_CM_EVENT_ADDR_RESOLVED))
@@ -356,8 +362,10 @@ static int talk(pid_t server, const char *command)
         ask('d');
     if (provoke && is("killed"))
         kill(server, SIGKILL);
-    if (provoke && is("command") && system(command) != 0)
+    if (provoke && (is("command") || is("remove")) && system(command) != 0)
         fail("%s", command);
+    if (is("remove"))
+        return expect(RDMA_CM_EVENT_DEVICE_REMOVAL) ? 0 : 1;
     if (is("overrun"))
         look_for_events();
     if (is("disconnect") || is("killed") || is("command")) {
@@ -402,7 +410,7 @@ int main(int argc, char **argv)
     const char *faulty = argc > 3 ? argv[3] : "-";
     provoke = strcmp(faulty, "-") == 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0 || (server = fork()) < 0)
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0 || (server = fork()) < 0)
         return 2;
     bool is_server = server == 0;
     me = is_server ? "server" : "client";
@@ -414,10 +422,10 @@ int main(int argc, char **argv)
         serve();
         return 0;
     }
-    talk(server, argc > 4 ? argv[4] : "true");
+    int result = talk(server, argc > 4 ? argv[4] : "true");
     close(to_other);
     waitpid(server, &status, 0);
     fflush(stdout);
     /* The kernel frees everything. */
-    _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 0);
+    _exit(result != 0 || !WIFEXITED(status) ? result : WEXITSTATUS(status));
 }
