@@ -17,7 +17,7 @@ import click
 
 import ndpy
 from ndpy.errors import NdpyError
-from ndpy.fleet import model
+from ndpy.fleet import model, topology
 from ndpy.fleet.coordinator import Coordinator, Options
 from ndpy.fleet.engines import HOW_TO, detect
 from ndpy.fleet.engines.rendezvous import Hub, join
@@ -25,9 +25,12 @@ from ndpy.fleet.engines.start import EngineError, Start
 from ndpy.fleet.measure import DEFAULT_PORT, serve_rank
 from ndpy.fleet.member import Member
 from ndpy.fleet.model import ModelError
+from ndpy.fleet.report import diff, document
+from ndpy.fleet.report.document import ReportError
 from ndpy.fleet.report.options import report_options, write_files
 from ndpy.fleet.report.terminal import print_report
-from ndpy.fleet.topology import TopologyError, read, unknown
+from ndpy.fleet.topology import TopologyError
+from ndpy.tools.cli.channel import printable
 from ndpy.tools.cli.numbers import Number
 from ndpy.tools.cli.serving import begin, serve
 
@@ -81,6 +84,12 @@ def duration(context: click.Context, parameter: click.Parameter, text: str) -> f
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="What all ranks know and nobody else, instead of the variable NDPY_FLEET_TOKEN.",
 )
+@click.option(
+    "--baseline",
+    "baseline_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Say what got worse since the run whose JSON this is.",
+)
 @report_options
 @click.option("--serve", "serving", is_flag=True, hidden=True, help="Measure for the rank that started this process.")
 @click.option(
@@ -98,8 +107,8 @@ def command(
 
     What is measured there is unlike the rest. Something else starts the command on each machine: mpirun, srun, or
     anything that sets RANK, WORLD_SIZE and MASTER_ADDR. Rank 0
-    reports. The exit status of rank 0 is 0 if nobody is a suspect, 1 if somebody is, 2 for wrong usage, and 130 after an
-    interrupt.
+    reports. The exit status of rank 0 is 0 if nobody is a suspect, 1 if somebody is or if something got worse than
+    in the baseline, 2 for wrong usage, and 130 after an interrupt.
     """
     begin()
     if serving:
@@ -113,7 +122,7 @@ def command(
             raise click.UsageError(HOW_TO)
         chosen = list(adapters) or _active()
         sys.exit(_first(start, chosen, **options) if start.rank == 0 else _other(start, chosen, options["join_s"]))
-    except (EngineError, ModelError, TopologyError) as error:
+    except (EngineError, ModelError, TopologyError, ReportError) as error:
         click.echo(f"fleet: {error}", err=True)
         sys.exit(1)
 
@@ -139,13 +148,17 @@ def _other(start: Start, adapters: list[str], join_s: float) -> int:
     return 0
 
 
-def _first(start: Start, adapters: list[str], topology_file: Path | None, **options: Any) -> int:
+def _first(
+    start: Start, adapters: list[str], topology_file: Path | None, baseline_file: Path | None, **options: Any
+) -> int:
     began, clock = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
 
     def say(text: str) -> None:
         click.echo(f"fleet: {time.monotonic() - clock:6.1f} s  {text}", err=True)
 
     model.mathematics()
+    places = topology.read(topology_file) if topology_file else topology.unknown()
+    baseline = document.read(baseline_file) if baseline_file else None
     hub = Hub(start)
     own = threading.Thread(target=_own_member, args=(start, hub.port, adapters), daemon=True)
     own.start()
@@ -156,7 +169,7 @@ def _first(start: Start, adapters: list[str], topology_file: Path | None, **opti
         Options(
             rounds=options["rounds"],
             full_mesh=options["full_mesh"],
-            topology=read(topology_file) if topology_file else unknown(),
+            topology=places,
             budget_s=options["budget"],
             join_s=options["join_s"],
             pair_s=options["pair_s"],
@@ -177,7 +190,11 @@ def _first(start: Start, adapters: list[str], topology_file: Path | None, **opti
         coordinator.end()
         hub.close()
         own.join(5.0)
-    return status or unwritten or int(bool(report.suspects))
+    comparison = diff.compare(baseline, report) if baseline is not None and not status else None
+    for line in comparison.lines() if comparison is not None else ():
+        click.echo(printable(line))
+    is_worse = comparison is not None and bool(comparison.worse)
+    return status or unwritten or int(bool(report.suspects) or is_worse)
 
 
 def _own_member(start: Start, port: int, adapters: list[str]) -> None:

@@ -124,6 +124,21 @@ def test_a_rank_that_does_not_come_is_named(ranks):
     assert suspect["reason"] == "rank 2: it did not come within 5 s"
 
 
+def test_what_got_worse_since_the_baseline_is_told(ranks, tmp_path):
+    """A file that is not a report ends the run before it begins."""
+    run = ranks(2)
+    run.start(1)
+    run.first("--full-mesh").succeed(PROGRAM_DEADLINE_S)
+    baseline = tmp_path / "baseline.json"
+    baseline.write_text(json.dumps(run.report()))
+    again = ranks(2)
+    again.start(1)
+    assert "diff: 0 worse" in again.first("--full-mesh", "--baseline", baseline).succeed(PROGRAM_DEADLINE_S).out
+    baseline.write_text("{}")
+    result = ranks(2).first("--baseline", baseline).finish(PROGRAM_DEADLINE_S)
+    assert (result.status, "baseline.json" in result.err) == (1, True)
+
+
 def test_an_adapter_that_does_not_open_is_named(ranks):
     run = ranks(3)
     run.start(1)
