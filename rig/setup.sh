@@ -53,6 +53,9 @@ fleet)
         # Debian calls the package openmpi-bin, and Fedora openmpi.
         command -v mpirun.$mpi >/dev/null || install_now $mpi-bin || install_now $mpi || die "$mpi could not be installed"
     done
+    # Debian has all of Slurm in one package, and Fedora one for each daemon.
+    command -v slurmctld slurmd munged >/dev/null || install_now slurm-wlm munge ||
+        install_now slurm-slurmctld slurm-slurmd munge || die "Slurm could not be installed"
     .venv/bin/python -m pip --disable-pip-version-check --quiet install 'mpi4py>=4'
     ;;
 all)

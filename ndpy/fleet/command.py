@@ -134,7 +134,9 @@ def _active() -> list[str]:
 
 
 def _node() -> str:
-    return os.environ.get("NDPY_FLEET_NODE") or platform.node().partition(".")[0]
+    """This machine's name, by which Slurm knows it too."""
+    names = (os.environ.get("NDPY_FLEET_NODE"), os.environ.get("SLURMD_NODENAME"), platform.node().partition(".")[0])
+    return next(filter(None, names), "")
 
 
 def _other(start: Start, adapters: list[str], join_s: float) -> int:

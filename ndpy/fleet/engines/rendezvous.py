@@ -24,6 +24,7 @@ PROTOCOL = 1
 MESSAGE_LIMIT = 1 << 20
 _GUEST_LIMIT = 4096
 _GUESTS = 64
+_BACKLOG = 1024
 _GUEST_S = 5.0
 _SEND_S = 10.0
 _TRY_S = 2.0
@@ -34,6 +35,16 @@ Message = dict[str, Any]
 
 def _proof(token: bytes, side: str, hub: str, member: str, rank: int) -> str:
     return hmac.new(token, f"ndpy fleet {PROTOCOL} {side} {rank} {hub} {member}".encode(), "sha256").hexdigest()
+
+
+def _listen(start: Start) -> socket.socket:
+    """At all addresses of this machine, or without a token only at rank 0's, which is a loopback address then."""
+    if not start.token:
+        family, _, _, _, address = socket.getaddrinfo(start.hosts[0], start.port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address, family=family, backlog=_BACKLOG)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", start.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+    return socket.create_server(("", start.port), backlog=_BACKLOG)
 
 
 class _Guest:
@@ -58,9 +69,8 @@ class Hub:
         self._inbox: collections.deque[tuple[int, Message]] = collections.deque()
         #: Why guests were refused, and how many.
         self.refused: collections.Counter[str] = collections.Counter()
-        host = "" if start.token else start.hosts[0]
         try:
-            self._listener = socket.create_server((host, start.port), backlog=1024, dualstack_ipv6=False)
+            self._listener = _listen(start)
         except OSError as error:
             raise EngineError(
                 f"rank 0 cannot listen at port {start.port}: {error.strerror or error}; choose another with MASTER_PORT"
@@ -137,7 +147,7 @@ class Hub:
             except OSError:
                 return
             connection.setblocking(True)
-            guest = _Guest(connection, str(address[0]))
+            guest = _Guest(connection, str(address[0]).removeprefix("::ffff:"))
             if len(self._guests) >= _GUESTS:
                 self._refuse(next(iter(self._guests.values())), "too many were waiting", again=True)
             self._guests[connection.fileno()] = guest

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from ndpy.vocabulary.addresses import Reach, reach
+from ndpy.vocabulary.info import is_address
+
 
 class EngineError(Exception):
     """The ranks cannot find each other. The text says why, and what to do."""
@@ -27,3 +30,15 @@ class Start:
     hosts: tuple[str, ...]
     port: int
     token: bytes
+
+    def __post_init__(self) -> None:
+        """Raises EngineError if strangers on the network could join."""
+        if not self.token and not all(map(_is_loopback, self.hosts)):
+            raise EngineError(
+                f"rank 0 is at {', '.join(self.hosts)}, which others may reach too; give all ranks one secret, such as "
+                "with `export NDPY_FLEET_TOKEN=$(openssl rand -hex 16)` before they start, or with --token-file"
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (is_address(host) and reach(host) is Reach.LOOPBACK)
