@@ -503,7 +503,8 @@ def standing(
                 continue
             scale = scale_of(values)
             n = np.bincount(owners, minlength=count)
-            cut = np.clip(values, -CLIP * scale, CLIP * scale)
+            # Cut above `least`: otherwise the far-out results of a slow end would clear it.
+            cut = np.clip(values, -CLIP * scale, CLIP * scale + np.log1p(least))
             mean = np.bincount(owners, cut, minlength=count) / np.maximum(n, 1)
             error = float(cut.std()) / np.sqrt(np.maximum(n, 1))
             suspicion = np.maximum(suspicion, mean / np.maximum(error, 1e-9))

@@ -193,3 +193,15 @@ def test_large_fleets_are_analysed_in_seconds_of_processor_and_2_gib(nodes):
     assert [suspect.name for suspect in analyse(ends, results, looks=12)] == ["n7"]
     assert time.process_time() - began < 10
     assert psutil.Process().memory_info().rss < 2 << 30
+
+
+@pytest.mark.parametrize("noise", [0.002, 0.01, 0.02])
+def test_in_a_quiet_fleet_nobody_is_cleared_for_being_far_out(noise):
+    """Far-out results are cut before they are averaged. The cut lies above the slowness that is looked for."""
+    ends, count = fleet(1024, leaf=32), Count()
+    for seed in runs(30, 3):
+        bad = {f"n{(seed * 37 + number * 251) % 1024}" for number in range(4)}
+        count.add(
+            searched(Search(ends, seed=seed), Fleet(ends, dict.fromkeys(bad, 1.25), noise=noise, seed=seed))[0], bad
+        )
+    assert count.missed == 0 and count.wrong == 0
