@@ -76,7 +76,7 @@ def test_all_ranks_meet_and_nobody_is_a_suspect(ranks, size, words):
 def test_a_rank_that_is_killed_or_hangs_is_named_and_the_others_go_on(ranks, how):
     run = ranks(4)
     others = [run.start(rank) for rank in range(1, 4)]
-    first = run.first()
+    first = run.first("--rounds", 4)
     first.wait_for("round 1:", PROGRAM_DEADLINE_S, stream="err")
     others[1].popen.send_signal(how)
     try:
@@ -110,7 +110,7 @@ def test_a_rank_of_another_version_is_named(ranks):
     run = ranks(3)
     run.start(1)
     run.start(2, program=("-c", OTHER_VERSION))
-    assert run.first().finish(PROGRAM_DEADLINE_S).status == 1
+    assert run.first("--full-mesh").finish(PROGRAM_DEADLINE_S).status == 1
     (suspect,) = run.report()["suspects"]
     assert suspect["nodes"] == ["n2"]
     assert "it has ndpy 0.0.9" in suspect["reason"]
@@ -119,7 +119,7 @@ def test_a_rank_of_another_version_is_named(ranks):
 def test_a_rank_that_does_not_come_is_named(ranks):
     run = ranks(3)
     run.start(1)
-    assert run.first("--join", "5s").finish(PROGRAM_DEADLINE_S).status == 1
+    assert run.first("--join", "5s", "--full-mesh").finish(PROGRAM_DEADLINE_S).status == 1
     (suspect,) = run.report()["suspects"]
     assert suspect["reason"] == "rank 2: it did not come within 5 s"
 
@@ -143,7 +143,7 @@ def test_an_adapter_that_does_not_open_is_named(ranks):
     run = ranks(3)
     run.start(1)
     run.start(2, "--adapter", "mlx5_9")
-    assert run.first().finish(PROGRAM_DEADLINE_S).status == 1
+    assert run.first("--full-mesh").finish(PROGRAM_DEADLINE_S).status == 1
     (suspect,) = run.report()["suspects"]
     assert (suspect["kind"], suspect["name"]) == ("adapter", "n2/mlx5_9")
     assert "AdapterNotFoundError" in suspect["reason"]
@@ -152,7 +152,7 @@ def test_an_adapter_that_does_not_open_is_named(ranks):
 def test_strangers_at_the_port_are_refused_and_told_of(ranks):
     """Silence, garbage, a wrong token, another rank's number, and hundreds of connections."""
     run = ranks(3, NDPY_FLEET_TOKEN="a secret of this job")
-    first = run.first("--join", "60s")
+    first = run.first("--full-mesh")
     silent = [connected(run.port) for _ in range(3)]
     garbage = connected(run.port)
     garbage.sendall(b"GET / HTTP/1.1\r\n\r\n" * 1000)
