@@ -1,4 +1,4 @@
-"""Which machines are unlike the majority, and which ends fail whoever their partner is. Needs no numpy."""
+"""Which machines are unlike the majority in what they say of themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ndpy.fleet.results import End, Kind, Machine, Measurement, Suspect
+from ndpy.fleet.results import Kind, Machine, Suspect
 from ndpy.tools.cli.channel import printable
 
 #: A majority needs so many machines.
@@ -58,40 +58,4 @@ def unlike(machines: Sequence[Machine]) -> list[Suspect]:
                         "make it like the others, or take the machine out",
                     )
                 )
-    return found
-
-
-def failed(ends: Sequence[End], measurements: Iterable[Measurement], lost: set[int]) -> list[Suspect]:
-    """Ends that fail with most partners, although these work with others. Ranks that are lost have their own line."""
-    tried: dict[int, dict[int, Measurement | None]] = collections.defaultdict(dict)
-    for each in measurements:
-        for own, other in ((each.source, each.target), (each.target, each.source)):
-            if ends[own].rank not in lost and ends[other].rank not in lost:
-                tried[own][other] = each if each.value is None else tried[own].get(other)
-    bad = {own: [each for each in partners.values() if each is not None] for own, partners in tried.items()}
-    found = []
-    while bad:
-        worst = max(bad, key=lambda own: len(bad[own]))
-        failures = bad.pop(worst)
-        partners = len(tried[worst])
-        if not failures or 2 * len(failures) <= partners:
-            break
-        end = ends[worst]
-        place = f"{end.node}/{end.adapter} (rank {end.rank})"
-        reason = f"{place} failed with {len(failures)} of {partners} partners; the first: {failures[0].error}"
-        found.append(
-            Suspect(
-                Kind.ADAPTER,
-                place,
-                (end.node,),
-                None,
-                None,
-                len(failures) / (partners + 1),
-                len(failures),
-                reason,
-                "run `ndpy doctor` there, and `ndpy smoke` against a machine that works",
-            )
-        )
-        # Its partners failed because of it.
-        bad = {own: [each for each in others if worst not in (each.source, each.target)] for own, others in bad.items()}
     return found

@@ -73,6 +73,8 @@ class Coordinator:
         self._suspects: list[Suspect] = []
         self._notes: list[str] = []
         self._search: Search | None = None
+        #: Ends whose process at their rank is gone.
+        self._out: set[int] = set()
         self._rounds = 0
         self._numbers = itertools.count()
 
@@ -223,19 +225,14 @@ class Coordinator:
             self._reached.append((place, usable, port))
         else:
             why = printable(told.get("error", "it does not say how to reach it"))
-            self._suspects.append(
-                Suspect(
-                    Kind.ADAPTER,
-                    f"{node}/{name}",
-                    (node,),
-                    None,
-                    None,
-                    1.0,
-                    1,
-                    f"{name} of rank {rank} on {node} does not work: {why}",
-                    "run `ndpy doctor` there",
-                )
-            )
+            self._suspect_adapter(rank, name, f"does not work: {why}")
+
+    def _suspect_adapter(self, rank: int, adapter: str, why: str) -> None:
+        node = self._nodes[rank]
+        reason = f"{adapter} of rank {rank} on {node} {why}"
+        self._suspects.append(
+            Suspect(Kind.ADAPTER, f"{node}/{adapter}", (node,), None, None, 1.0, 1, reason, "run `ndpy doctor` there")
+        )
 
     def _read_counters(self) -> dict[int, dict[str, dict[str, int]]]:
         found = {}
@@ -266,7 +263,7 @@ class Coordinator:
             known = len(self._measurements)
             self._round(pairs)
             self._search.add(self._measurements[known:])
-            self._search.without(*(at for at, end in enumerate(self._ends) if end.rank in self._lost))
+            self._search.without(*(at for at, end in enumerate(self._ends) if end.rank in self._lost), *self._out)
         self._notes.append(f"a full mesh of {self._rounds} rounds" if self._options.full_mesh else self._search.why)
 
     def _full_mesh(self) -> Iterator[Round]:
@@ -276,7 +273,9 @@ class Coordinator:
         options = self._options
         asked: dict[int, list[Message]] = {}
         alive = set(self._alive())
-        pairs = tuple(pair for pair in pairs if {self._ends[at].rank for at in pair} <= alive)
+        pairs = tuple(
+            pair for pair in pairs if {self._ends[at].rank for at in pair} <= alive and not self._out & set(pair)
+        )
         for source, target in pairs:
             token = encode(secrets.token_bytes(TOKEN_SIZE))
             common = {
@@ -300,6 +299,13 @@ class Coordinator:
         answers: dict[tuple[int, int], Message] = {}
         for rank, message, answer in self._ask(asked, options.pair_s + _GRACE_S):
             answers[rank, message["place"]] = answer
+        for at in itertools.chain(*pairs):
+            answer = answers.get((self._ends[at].rank, self._reached[at][0]), {})
+            if answer.get("lost"):
+                self._out.add(at)
+                self._suspect_adapter(
+                    self._ends[at].rank, self._ends[at].adapter, f"is lost: {_why(answer, None, None)}"
+                )
         for source, target in pairs:
             self._add_pair(
                 source, target, *(answers.get((self._ends[at].rank, self._reached[at][0])) for at in (source, target))
@@ -333,7 +339,6 @@ class Coordinator:
             *self._suspects,
             *compare.unlike(machines),
             *(self._search.suspects() if self._search else ()),
-            *compare.failed(self._ends, self._measurements, set(self._lost)),
         ]
         return Report(
             began=(began or datetime.datetime.now(datetime.timezone.utc)).isoformat(timespec="seconds"),

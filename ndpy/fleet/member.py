@@ -24,6 +24,8 @@ class Member:
     def __init__(self, channel: Channel, adapters: list[str]) -> None:
         self._channel, self._adapters = channel, adapters
         self._workers: dict[int, Worker] = {}
+        #: The adapters whose worker has died or hangs, and why. They are not used again: their partners know its port.
+        self._lost: dict[int, PeerLost] = {}
         self._commands = {"examine": self._examine, "counters": self._counters, "pair": self._pair}
         self._sending = threading.Lock()
         self._is_over = False
@@ -62,7 +64,9 @@ class Member:
             if name not in self._commands:
                 raise BadRequest(f"this rank has no command {name!r}")
             answer: Message = self._commands[name](arguments)
-        except (PeerLost, PeerRefused, BadRequest, OSError) as error:
+        except PeerLost as error:
+            answer = {"error": str(error), "lost": True}
+        except (PeerRefused, BadRequest, OSError) as error:
             answer = {"error": str(error)}
         self._answer({"id": number, **answer})
 
@@ -71,7 +75,9 @@ class Member:
             self._channel.send(message, _SEND_S)
 
     def _worker(self, place: int) -> Worker:
-        """The worker of an adapter. It is started when it is needed, and again after it died."""
+        """The worker of an adapter. It is started when it is needed first."""
+        if place in self._lost:
+            raise self._lost[place]
         if place not in self._workers:
             self._workers[place] = Worker(self._adapters[place])
             if self._is_over:
@@ -83,7 +89,8 @@ class Member:
         worker = self._worker(place)
         try:
             return worker.call(command, wait_s, **arguments)
-        except PeerLost:
+        except PeerLost as error:
+            self._lost[place] = error
             self._workers.pop(place, None)
             worker.kill()
             with contextlib.suppress(Exception):

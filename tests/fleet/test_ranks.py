@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 
+import psutil
 import pytest
 from kit.deadlines import PROGRAM_DEADLINE_S, patient
 from kit.processes import Process, free_port
@@ -89,6 +90,20 @@ def test_a_rank_that_is_killed_or_hangs_is_named_and_the_others_go_on(ranks, how
     assert ("said nothing" if how == signal.SIGSTOP else "ended during the run") in suspect["reason"]
     assert run.report()["drain"] == ["n2"]
     assert run.report()["rounds"] > 2
+
+
+def test_an_adapter_whose_process_dies_is_named_once_and_left_out(ranks):
+    run = ranks(4)
+    others = [run.start(rank) for rank in range(1, 4)]
+    first = run.first("--rounds", 6)
+    first.wait_for("round 1:", PROGRAM_DEADLINE_S, stream="err")
+    for worker in psutil.Process(others[1].popen.pid).children():
+        worker.kill()
+    assert first.finish(PROGRAM_DEADLINE_S).status == 1
+    (suspect,) = run.report()["suspects"]
+    assert (suspect["kind"], suspect["name"]) == ("adapter", "n2/soft0")
+    assert "was killed by signal 9" in suspect["reason"]
+    assert others[1].succeed(PROGRAM_DEADLINE_S).err == ""
 
 
 def test_a_slow_rank_is_named(ranks, tmp_path):
