@@ -1,4 +1,4 @@
-"""Which machines are unlike the majority in what they say of themselves."""
+"""Which machines say of themselves what most others do not."""
 
 from __future__ import annotations
 

@@ -237,7 +237,8 @@ def test_softnd_ends_a_connection_that_violates_access_with_a_terminate_and_siw_
     server = siw.servers["access_violation"]
     assert server.finish() == 0
     assert server.lines[1:] == ["server: 0 rounds verified"]
-    assert "terminating with 0x11100" in siw.trace.read_text()  # DDP, tagged buffer, invalid STag
+    trace = siw.trace.read_text()
+    assert "terminating with 0x11100" in trace, trace  # DDP, tagged buffer, invalid STag
 
 
 @pytest.mark.parametrize(("end", "name"), TALKS)
