@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +164,14 @@ class Transfers(Uncopied):
             await self.hub.leave()
 
     async def move(self, post: Callable[..., None], remote: RemoteMemory, memory: Memory, length: int) -> None:
-        """Read or write. All requests that were posted have ended when this ends."""
+        """Read or write. All requests that were posted have ended when this ends, and nothing holds the memory."""
+        try:
+            await self._move(post, remote, memory, length)
+        except BaseException as error:
+            _forget_locals(error)
+            raise
+
+    async def _move(self, post: Callable[..., None], remote: RemoteMemory, memory: Memory, length: int) -> None:
         if not isinstance(remote, RemoteMemory):
             raise TypeError(f"remote is the peer's memory as a RemoteMemory, not {type(remote).__name__}")
         if length > remote.length:
@@ -278,6 +286,16 @@ class Transfers(Uncopied):
                 self.windows.pop().close()
 
 
+def _forget_locals(error: BaseException) -> None:
+    """Clear the frames that an error has come through. An element in one keeps an export of the program's memory, for as
+    long as the program keeps the error.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__
+
+
 class Exposure(Uncopied):
     """Memory that the peer may use from begin() to end(). Call end() whether or not begin() succeeds."""
 
@@ -290,6 +308,13 @@ class Exposure(Uncopied):
         self._region: MemoryRegion | None = None
 
     async def begin(self, memory: Memory, access: Access, *, wait: bool) -> RemoteMemory:
+        try:
+            return await self._begin(memory, access, wait)
+        except BaseException as error:
+            _forget_locals(error)
+            raise
+
+    async def _begin(self, memory: Memory, access: Access, wait: bool) -> RemoteMemory:
         transfers = self._transfers
         if not transfers.has_windows:
             self._region = await transfers.register(memory, access)

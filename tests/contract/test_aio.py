@@ -222,6 +222,20 @@ async def test_the_peer_s_right_ends_with_the_block(connected):
             await server.receive()
 
 
+async def test_the_error_of_a_transfer_does_not_hold_the_memory(connected):
+    """A program that keeps the error keeps the frames of its traceback."""
+    async with connected() as (client, server):
+        view = memoryview(bytearray(100))
+        async with client.expose(bytearray(LONG), Access.REMOTE_READ) as remote:
+            await server.read(remote, into=view)
+        with pytest.raises((ndpy.AccessViolationError, aio.ConnectionResetError)) as kept:
+            await server.read(remote, into=view)
+        view.release()
+        assert kept.tb is not None
+        with pytest.raises(ConnectionError):
+            await server.receive()
+
+
 @pytest.mark.usefixtures("windows")
 async def test_memory_is_exposed_when_the_block_begins(connected, adapter, monkeypatch):
     """The program may tell the peer about it by another way than this connection. So the bind has completed."""

@@ -38,8 +38,14 @@ BATCH = 25
 GUARD = 4096
 LENT = 50_000
 OPTIONS = {"slot_size": SLOT, "slots": SLOTS, "offers": 2, "timeout_s": 0.5, "close_timeout_s": 0.1}
-# Of a connection with a peer that breaks the rules.
-ENDS = (type(None), aio.ProtocolError, aio.ConnectionResetError, aio.ConnectionEndedError)
+# Of a connection with a peer that breaks the rules, or that says that it takes no message as long as the server's.
+ENDS = (
+    type(None),
+    aio.ProtocolError,
+    aio.ConnectionResetError,
+    aio.ConnectionEndedError,
+    ndpy.LimitExceededError,
+)
 
 
 def on_its_way(data: bytes, rng: random.Random) -> list[bytes]:
