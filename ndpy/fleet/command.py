@@ -48,14 +48,7 @@ def duration(context: click.Context, parameter: click.Parameter, text: str) -> f
 
 
 @click.command("fleet")
-@click.argument("word", required=False, metavar="", default=None)
-@click.option(
-    "--adapter",
-    "adapters",
-    multiple=True,
-    metavar="NAME",
-    help="An adapter of each machine. May be given several times. Default: all with an active port.",
-)
+@click.argument("adapters", nargs=-1, metavar="[ADAPTER]...")
 @click.option("--rounds", type=click.IntRange(3, 10_000), default=12, show_default=True, help="The most rounds.")
 @click.option(
     "--full-mesh", is_flag=True, help="Let each adapter meet each other one, instead of a search in few rounds."
@@ -96,7 +89,6 @@ def duration(context: click.Context, parameter: click.Parameter, text: str) -> f
     "--client", type=click.IntRange(1, 65535), hidden=True, help="With --serve: the port at which that rank listens."
 )
 def command(
-    word: str | None,
     adapters: tuple[str, ...],
     serving: bool,
     client: int | None,
@@ -105,16 +97,15 @@ def command(
 ) -> None:
     """Name the bad machines and adapters of a cluster.
 
-    What is measured there is unlike the rest. Something else starts the command on each machine: mpirun, srun, or
-    anything that sets RANK, WORLD_SIZE and MASTER_ADDR. Rank 0
-    reports. The exit status of rank 0 is 0 if nobody is a suspect, 1 if somebody is or if something got worse than
-    in the baseline, 2 for wrong usage, and 130 after an interrupt.
+    Something else starts it on each machine: mpirun, srun, or anything that sets RANK, WORLD_SIZE and MASTER_ADDR. It
+    measures with each ADAPTER of a machine, such as mlx5_0. Without one, it takes each that has an active port.
+
+    Rank 0 reports. Its exit status is 0 if nobody is a suspect, 1 if somebody is or if something got worse than in the
+    baseline, 2 for wrong usage, and 130 after an interrupt.
     """
     begin()
     if serving:
-        sys.exit(serve("fleet", DEFAULT_PORT, serve_rank, word, None, client))
-    if word is not None:
-        raise click.UsageError(f"unexpected argument {word!r}")
+        sys.exit(serve("fleet", DEFAULT_PORT, serve_rank, adapters[0] if adapters else None, None, client))
     try:
         token = token_file.read_bytes().strip() if token_file else b""
         start = detect(os.environ, token)

@@ -205,7 +205,7 @@ class Coordinator:
                 self._lose(
                     rank,
                     f"it has no adapter: {printable(answer.get('error', 'it names none'))}",
-                    "choose one with --adapter; `ndpy doctor` says what is wrong there",
+                    "name one after `ndpy fleet`; `ndpy doctor` says what is wrong there",
                 )
                 continue
             self._facts[rank] = answer

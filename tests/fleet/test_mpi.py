@@ -24,7 +24,7 @@ MPICH = ("mpirun.mpich",)
 @pytest.mark.parametrize(("launcher", "engine"), [(OPEN_MPI, "mpi"), (MPICH, "rendezvous")])
 def test_ranks_of_mpirun_meet(tmp_path, launcher, engine):
     report = tmp_path / "report.json"
-    words = (*launcher, "-n", "3", sys.executable, "-m", "ndpy", "fleet", "--adapter", "soft0", "--json", str(report))
+    words = (*launcher, "-n", "3", sys.executable, "-m", "ndpy", "fleet", "soft0", "--json", str(report))
     with Process(*words, variables={"MASTER_PORT": str(free_port())}) as process:
         process.succeed(PROGRAM_DEADLINE_S)
     told = json.loads(report.read_text("utf-8"))
@@ -34,7 +34,7 @@ def test_ranks_of_mpirun_meet(tmp_path, launcher, engine):
 
 def test_when_a_rank_dies_and_mpirun_ends_the_others_rank_0_has_written_its_report(tmp_path):
     report = tmp_path / "report.json"
-    words = (*OPEN_MPI, "-n", "4", sys.executable, "-m", "ndpy", "fleet", "--adapter", "soft0", "--json", str(report))
+    words = (*OPEN_MPI, "-n", "4", sys.executable, "-m", "ndpy", "fleet", "soft0", "--json", str(report))
     with Process(*words, variables={"MASTER_PORT": str(free_port())}) as process:
         process.wait_for("round 1:", PROGRAM_DEADLINE_S, stream="err")
         (rank,) = (

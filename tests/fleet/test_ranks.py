@@ -39,7 +39,7 @@ class Ranks:
 
     def start(self, rank: int, *words: object, program=("-m", "ndpy"), **variables: str) -> Process:
         """Start a rank, perhaps by another program than `ndpy`. Its output is that of `ndpy fleet`."""
-        words = ("fleet", "--adapter", "soft0", *words)
+        words = ("fleet", "soft0", *words)
         own = {**self._variables, "RANK": str(rank), "NDPY_FLEET_NODE": f"n{rank}", **variables}
         return self._stack.enter_context(Process(sys.executable, *program, *map(str, words), variables=own))
 
@@ -157,7 +157,7 @@ def test_what_got_worse_since_the_baseline_is_told(ranks, tmp_path):
 def test_an_adapter_that_does_not_open_is_named(ranks):
     run = ranks(3)
     run.start(1)
-    run.start(2, "--adapter", "mlx5_9")
+    run.start(2, "mlx5_9")
     assert run.first("--full-mesh").finish(PROGRAM_DEADLINE_S).status == 1
     (suspect,) = run.report()["suspects"]
     assert (suspect["kind"], suspect["name"]) == ("adapter", "n2/mlx5_9")
