@@ -13,6 +13,10 @@ from kit.deadlines import patient
 from kit.helpers import STRESS
 from two_ended import PROGRAMS
 
+#: A run takes about a second.
+MOST_RUNS = 200 if STRESS else 6
+pytestmark = pytest.mark.timeout(patient(60 + 10 * MOST_RUNS))
+
 ENDS = Path(__file__).with_name("two_ended.py")
 
 
@@ -45,7 +49,7 @@ def test_rping_ends_when_a_request_fails(tmp_path):
 def test_examples_of_aio_end_cleanly_under_every_fault(tmp_path, name, end):
     if not STRESS and (name, end) != ("echo", "client"):
         pytest.skip("with NDPY_STRESS=1 only: each run takes a second")
-    runs = sweep(tmp_path, name, end, 200 if STRESS else 3)
+    runs = sweep(tmp_path, name, end, MOST_RUNS if STRESS else 3)
     bad = [run for run in runs if run["outcome"] not in ("succeeded", "failed", "not reached")]
     assert not bad
     # An error that is told, and no traceback of what nobody has foreseen.
