@@ -212,3 +212,40 @@ def test_a_thread_that_has_ended_or_that_asks_itself_does_not_rest():
     thread.stop()
     with thread.resting(DEADLINE_S):
         pass
+
+
+def test_a_thread_that_stops_itself_handles_none_of_the_events_that_came_with_its_last_call(thread, unraisable):
+    """It closes an adapter that the program has dropped. The handlers of the adapter's events use what is gone then."""
+    busy, waits, stopped = threading.Event(), threading.Event(), threading.Event()
+
+    class Handler:
+        def on_first(self) -> None:
+            os.read(first, 1)
+            busy.set()
+            assert waits.wait(DEADLINE_S)
+
+        def on_second(self) -> None:
+            raise AssertionError("an event after the end")
+
+    def stop() -> None:
+        thread.stop()
+        stopped.set()
+
+    handler = Handler()
+    first, wakes_first = os.pipe()
+    second, wakes_second = os.pipe()
+    try:
+        thread.watch(first, handler.on_first)
+        thread.watch(second, handler.on_second)
+        os.write(wakes_first, b"a")
+        assert busy.wait(DEADLINE_S)
+        # The epoll gives both at once, in this order.
+        thread.call_soon(stop)
+        os.write(wakes_second, b"b")
+        waits.set()
+        assert stopped.wait(DEADLINE_S)
+        thread._thread.join(DEADLINE_S)
+        assert unraisable == []
+    finally:
+        for fd in (first, wakes_first, second, wakes_second):
+            os.close(fd)

@@ -61,6 +61,12 @@ class EventThread(AdapterThread):
             if self._handlers.pop(fd, None) is not None:
                 self._epoll.unregister(fd)
 
+    def stop(self) -> None:
+        super().stop()
+        # A thread that stops itself may have more events at hand. The caller frees what their handlers use.
+        with self._watching:
+            self._handlers.clear()
+
     def abandon(self) -> None:
         self._watching = threading.Lock()
         self._handlers.clear()
