@@ -26,7 +26,8 @@ def of_machine(answers: Iterable[dict[str, Any]]) -> tuple[dict[str, str], tuple
             told = end.get("facts")
             for name, value in told.items() if isinstance(told, dict) else ():
                 facts[f"{adapter} {printable(name, 64)}"] = printable(value, 200)
-            for finding in end.get("findings") or ():
+            findings_told = end.get("findings")
+            for finding in findings_told if isinstance(findings_told, list) else ():
                 if isinstance(finding, dict) and len(findings) < _MOST_FINDINGS:
                     plain = {name: printable(value) for name, value in finding.items() if isinstance(value, str)}
                     if plain not in findings:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import hmac
+import re
 import secrets
 import selectors
 import socket
 import time
-from typing import Any
+from typing import Any, TypeGuard
 
 from ndpy.fleet.engines.start import EngineError, Start
 from ndpy.tools.cli.channel import Channel, ChannelError, printable
@@ -22,6 +23,10 @@ from ndpy.tools.cli.channel import Channel, ChannelError, printable
 PROTOCOL = 1
 #: Messages between ranks that know each other may be so long.
 MESSAGE_LIMIT = 1 << 20
+_NONCE = re.compile("[0-9a-f]{32}")
+_PROOF = re.compile("[0-9a-f]{64}")
+#: A rank sends one answer for each thing that it is asked, and rank 0 asks for less than this at a time.
+_MOST_MESSAGES = 256
 _GUEST_LIMIT = 4096
 _GUESTS = 64
 _BACKLOG = 1024
@@ -35,6 +40,11 @@ Message = dict[str, Any]
 
 def _proof(token: bytes, side: str, hub: str, member: str, rank: int) -> str:
     return hmac.new(token, f"ndpy fleet {PROTOCOL} {side} {rank} {hub} {member}".encode(), "sha256").hexdigest()
+
+
+def _is(told: object, form: re.Pattern[str]) -> TypeGuard[str]:
+    """Whether the other side sent such a string. JSON has strings that cannot be encoded."""
+    return isinstance(told, str) and form.fullmatch(told) is not None
 
 
 def _listen(start: Start) -> socket.socket:
@@ -168,11 +178,9 @@ class Hub:
 
     def _greet(self, guest: _Guest, message: Message) -> None:
         rank, nonce, proof = message.get("rank"), message.get("nonce"), message.get("proof")
-        if type(rank) is not int or not isinstance(nonce, str) or not isinstance(proof, str):
+        if type(rank) is not int or not _is(nonce, _NONCE) or not _is(proof, _PROOF):
             self._refuse(guest, "it is not a rank of `ndpy fleet`")
-        elif not hmac.compare_digest(
-            proof.encode(), _proof(self._start.token, "member", guest.nonce, nonce, rank).encode()
-        ):
+        elif not hmac.compare_digest(proof, _proof(self._start.token, "member", guest.nonce, nonce, rank)):
             self._refuse(guest, "it does not know the token")
         elif not 0 <= rank < self._start.size or rank in self._members:
             self._refuse(
@@ -211,10 +219,18 @@ class Hub:
         if channel is None:
             return
         try:
-            while (message := channel.look()) is not None:
+            for _ in range(_MOST_MESSAGES):
+                message = channel.look()
+                if message is None:
+                    return
+                if message.keys() & {"joined", "gone"}:
+                    self._lose(rank, "it sent what only rank 0 may say")
+                    return
                 self._inbox.append((rank, message))
         except ChannelError as error:
             self._lose(rank, str(error))
+            return
+        self._lose(rank, f"it sent {_MOST_MESSAGES} messages at a time")
 
     def _lose(self, rank: int, why: str) -> None:
         self._selector.unregister(self._sockets.pop(rank))
@@ -245,7 +261,7 @@ def _join(start: Start, host: str, node: str, version: str) -> Channel:
     try:
         theirs = channel.receive(_GUEST_S).get("nonce")
         own = secrets.token_hex(16)
-        if not isinstance(theirs, str):
+        if not _is(theirs, _NONCE):
             raise EngineError(
                 f"port {start.port} of {host} belongs to another program; choose another with MASTER_PORT"
             )
@@ -256,9 +272,8 @@ def _join(start: Start, host: str, node: str, version: str) -> Channel:
             raise ChannelError(printable(answer.get("refused")))
         if "refused" in answer:
             raise EngineError(f"rank 0 at {host} refuses rank {start.rank}: {printable(answer['refused'])}")
-        if not hmac.compare_digest(
-            str(answer.get("proof", "")).encode(), _proof(start.token, "hub", theirs, own, start.rank).encode()
-        ):
+        told = answer.get("proof")
+        if not _is(told, _PROOF) or not hmac.compare_digest(told, _proof(start.token, "hub", theirs, own, start.rank)):
             raise EngineError(
                 f"what answers at {host} port {start.port} does not know the token; is NDPY_FLEET_TOKEN the same there?"
             )
