@@ -17,7 +17,7 @@ class Start:
     """How this rank was started.
 
     Attributes:
-        engine: "mpi", "rendezvous" or "ssh", for the report.
+        engine: "mpi" or "rendezvous", for the report.
         rank, size: the number of this rank, and how many there are.
         hosts: where rank 0 may be reached, the best one first.
         port: the port of the rendezvous.
