@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import socket
 import threading
@@ -78,6 +79,30 @@ def test_a_stranger_is_refused_whatever_it_sends(hub, start, line, why):
         stranger.sendall(line + b"\n")
         assert refused(hub, why)
     joined(hub, start).close()
+
+
+@pytest.mark.parametrize(
+    ("rank", "why"), [(1, "rank 1 is there already"), (3, "there is no rank 3"), (-1, "there is no rank -1")]
+)
+def test_a_number_that_is_taken_or_that_no_rank_has_is_refused(hub, start, rank, why):
+    """Also from somebody who knows the token, such as a job that was started twice. The first one stays."""
+    first = joined(hub, start)
+    told = []
+
+    def second() -> None:
+        try:
+            join(dataclasses.replace(start, rank=rank), "n2", "1", WAIT_S).close()
+        except EngineError as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=second, daemon=True)
+    thread.start()
+    assert refused(hub, why)
+    thread.join(WAIT_S)
+    assert why in told[0]
+    assert hub.send(1, {"do": "there"})
+    assert first.receive(WAIT_S) == {"do": "there"}
+    first.close()
 
 
 def test_ten_thousand_strangers_do_not_keep_a_rank_out(hub, start):
