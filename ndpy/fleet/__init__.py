@@ -12,7 +12,7 @@
 | `engines/` | how the ranks are started and exchange words: MPI, a rendezvous |
 | `measure.py` | what a rank measures, alone and with a partner |
 | `member.py` | what a rank does for rank 0 |
-| `compare.py` | which machines are unlike the majority in what they are |
+| `compare.py` | which machines are unlike the majority |
 | `coordinator.py` | what rank 0 does: it gives out the work, collects results, and survives a rank that does not answer |
 | `report/` | the report as text, JSON, HTML, JUnit and OpenMetrics |
 """
