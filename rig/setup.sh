@@ -7,7 +7,7 @@
 #   rig/setup.sh soft       what soft0 needs: the packages for building, and .venv
 #   rig/setup.sh docs       that, and what the documentation's site needs
 #   rig/setup.sh browser    that, and a browser to look at the site
-#   rig/setup.sh fleet      what `soft` needs, and Open MPI and MPICH, which start ranks of `ndpy fleet`
+#   rig/setup.sh fleet      what `soft` needs, and what starts ranks of `ndpy fleet`: Open MPI, MPICH, Slurm, and ssh with ClusterShell
 #   rig/setup.sh venv       only the virtual environment .venv (PYTHON=python3.12 selects another Python)
 #   rig/setup.sh bench      the other Python packages, in .rig/bench, that tests and `make bench` compare ndpy with
 #   rig/setup.sh wine       only the packages, .venv, and the Windows Python in .rig/wine
@@ -56,7 +56,13 @@ fleet)
     # Debian has all of Slurm in one package, and Fedora one for each daemon.
     command -v slurmctld slurmd munged >/dev/null || install_now slurm-wlm munge ||
         install_now slurm-slurmctld slurm-slurmd munge || die "Slurm could not be installed"
-    .venv/bin/python -m pip --disable-pip-version-check --quiet install 'mpi4py>=4'
+    if ! [ -x /usr/sbin/sshd ]; then
+        # The tests have servers of their own. A unit that is masked is not started by the package.
+        [ -d /run/systemd/system ] && $as_root systemctl mask ssh.service ssh.socket sshd.service
+        install_now openssh-server openssh-client || install_now openssh-server openssh-clients ||
+            die "openssh-server could not be installed"
+    fi
+    .venv/bin/python -m pip --disable-pip-version-check --quiet install 'mpi4py>=4' 'ClusterShell>=1.9'
     ;;
 all)
     . "$rig/system.sh"

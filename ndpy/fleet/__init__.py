@@ -9,7 +9,7 @@
 | `things.py` | what can be at fault, and which measurements speak of it |
 | `evidence.py` | how sure that is: the mathematics of `model.py` |
 | `topology.py` | which ends share a leaf, a rail, a node |
-| `engines/` | how the ranks are started and exchange words: MPI, a rendezvous |
+| `engines/` | how the ranks are started and exchange words: MPI, ssh, a rendezvous |
 | `measure.py` | what a rank measures, alone and with a partner |
 | `member.py` | what a rank does for rank 0 |
 | `compare.py` | which machines are unlike the majority |

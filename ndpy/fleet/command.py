@@ -19,7 +19,7 @@ import ndpy
 from ndpy.errors import NdpyError
 from ndpy.fleet import model, topology
 from ndpy.fleet.coordinator import Coordinator, Options
-from ndpy.fleet.engines import HOW_TO, detect
+from ndpy.fleet.engines import HOW_TO, detect, port_of, ssh
 from ndpy.fleet.engines.rendezvous import Hub, join
 from ndpy.fleet.engines.start import EngineError, Start
 from ndpy.fleet.measure import DEFAULT_PORT, serve_rank
@@ -49,6 +49,17 @@ def duration(context: click.Context, parameter: click.Parameter, text: str) -> f
 
 @click.command("fleet")
 @click.argument("adapters", nargs=-1, metavar="[ADAPTER]...")
+@click.option(
+    "--hosts",
+    metavar="NODESET",
+    help='Start the ranks over ssh on these hosts, such as "n[1-8]". ClusterShell does it. This process measures nothing.',
+)
+@click.option(
+    "--program", default="ndpy", show_default=True, metavar="COMMAND", help="With --hosts: how ndpy is started there."
+)
+@click.option(
+    "--ssh-options", default="", metavar="OPTIONS", help='With --hosts: for ssh, such as "-p 2222 -i ~/.ssh/fleet".'
+)
 @click.option("--rounds", type=click.IntRange(3, 10_000), default=12, show_default=True, help="The most rounds.")
 @click.option(
     "--full-mesh", is_flag=True, help="Let each adapter meet each other one, instead of a search in few rounds."
@@ -84,12 +95,17 @@ def duration(context: click.Context, parameter: click.Parameter, text: str) -> f
     help="Say what got worse since the run whose JSON this is.",
 )
 @report_options
+@click.option(
+    "--member", is_flag=True, hidden=True, help="Be a rank of --hosts, which tells the rest by standard input."
+)
 @click.option("--serve", "serving", is_flag=True, hidden=True, help="Measure for the rank that started this process.")
 @click.option(
     "--client", type=click.IntRange(1, 65535), hidden=True, help="With --serve: the port at which that rank listens."
 )
 def command(
     adapters: tuple[str, ...],
+    hosts: str | None,
+    member: bool,
     serving: bool,
     client: int | None,
     token_file: Path | None,
@@ -97,22 +113,32 @@ def command(
 ) -> None:
     """Name the bad machines and adapters of a cluster.
 
-    Something else starts it on each machine: mpirun, srun, or anything that sets RANK, WORLD_SIZE and MASTER_ADDR. It
-    measures with each ADAPTER of a machine, such as mlx5_0. Without one, it takes each that has an active port.
+    Something else starts it on each machine: mpirun, srun, or anything that sets RANK, WORLD_SIZE and MASTER_ADDR. With
+    --hosts it starts itself there over ssh. It measures with each ADAPTER of a machine, such as mlx5_0. Without one, it
+    takes each that has an active port.
 
-    Rank 0 reports. Its exit status is 0 if nobody is a suspect, 1 if somebody is or if something got worse than in the
+    Rank 0 reports, or whoever gave --hosts. Its exit status is 0 if nobody is a suspect, 1 if somebody is or if something got worse than in the
     baseline, 2 for wrong usage, and 130 after an interrupt.
     """
     begin()
     if serving:
         sys.exit(serve("fleet", DEFAULT_PORT, serve_rank, adapters[0] if adapters else None, None, client))
     try:
+        if member:
+            sys.exit(_member(list(adapters), options["join_s"]))
         token = token_file.read_bytes().strip() if token_file else b""
+        if hosts is not None:
+            names = ssh.hosts_of(hosts)
+            sys.exit(
+                _first(ssh.start_of(names, os.environ, port_of(os.environ), token), list(adapters), names, **options)
+            )
         start = detect(os.environ, token)
         if start is None:
             raise click.UsageError(HOW_TO)
         chosen = list(adapters) or _active()
-        sys.exit(_first(start, chosen, **options) if start.rank == 0 else _other(start, chosen, options["join_s"]))
+        if start.rank == 0:
+            sys.exit(_first(start, chosen, (), **options))
+        sys.exit(_other(start, chosen, _node(), options["join_s"]))
     except (EngineError, ModelError, TopologyError, ReportError) as error:
         click.echo(f"fleet: {error}", err=True)
         sys.exit(1)
@@ -130,8 +156,18 @@ def _node() -> str:
     return next(filter(None, names), "")
 
 
-def _other(start: Start, adapters: list[str], join_s: float) -> int:
-    channel = join(start, _node(), ndpy.__version__, join_s)
+def _member(adapters: list[str], join_s: float) -> int:
+    """A rank that --hosts started."""
+    try:
+        start = ssh.told_by_standard_input(os.environ)
+        ssh.end_with_standard_input()
+        return _other(start, adapters or _active(), "", join_s)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _other(start: Start, adapters: list[str], node: str, join_s: float) -> int:
+    channel = join(start, node, ndpy.__version__, join_s)
     member = Member(channel, adapters)
     try:
         member.serve()
@@ -142,8 +178,16 @@ def _other(start: Start, adapters: list[str], join_s: float) -> int:
 
 
 def _first(
-    start: Start, adapters: list[str], topology_file: Path | None, baseline_file: Path | None, **options: Any
+    start: Start,
+    adapters: list[str],
+    hosts: tuple[str, ...],
+    topology_file: Path | None,
+    baseline_file: Path | None,
+    program: str,
+    ssh_options: str,
+    **options: Any,
 ) -> int:
+    """Run and report. hosts: where the ranks are to be started; without any, they are there."""
     began, clock = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
 
     def say(text: str) -> None:
@@ -153,8 +197,10 @@ def _first(
     places = topology.read(topology_file) if topology_file else topology.unknown()
     baseline = document.read(baseline_file) if baseline_file else None
     hub = Hub(start)
+    remote = ssh.Remote(hub, start, hosts, program, ssh_options, adapters) if hosts else None
     own = threading.Thread(target=_own_member, args=(start, hub.port, adapters), daemon=True)
-    own.start()
+    if remote is None:
+        own.start()
     coordinator = Coordinator(
         hub,
         start.size,
@@ -168,6 +214,7 @@ def _first(
             pair_s=options["pair_s"],
         ),
         say,
+        hosts,
     )
     status = 0
     try:
@@ -182,7 +229,10 @@ def _first(
         print_report(report)
         coordinator.end()
         hub.close()
-        own.join(5.0)
+        if remote is not None:
+            remote.close()
+        else:
+            own.join(5.0)
     comparison = diff.compare(baseline, report) if baseline is not None and not status else None
     for line in comparison.lines() if comparison is not None else ():
         click.echo(printable(line))

@@ -7,7 +7,7 @@ import datetime
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ndpy
@@ -58,10 +58,19 @@ class Options:
 
 
 class Coordinator:
-    """One run. `say` is told what happens, for people; `stopped` whether the run is to end."""
+    """One run. `say` is told what happens, for people. `hosts` names the ranks' machines, if that is known before."""
 
-    def __init__(self, hub: Hub, size: int, engine: str, options: Options, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        size: int,
+        engine: str,
+        options: Options,
+        say: Callable[[str], None],
+        hosts: Sequence[str] = (),
+    ) -> None:
         self._hub, self._size, self._engine, self._options, self._say = hub, size, engine, options, say
+        self._hosts = dict(enumerate(hosts))
         self._nodes: dict[int, str] = {}
         self._lost: dict[int, Suspect] = {}
         self._ends: list[End] = []
@@ -119,13 +128,16 @@ class Coordinator:
             return None
         rank, message = got
         if "joined" in message:
-            self._nodes[rank] = message["joined"] or f"rank{rank}"
+            self._nodes[rank] = self._hosts.get(rank) or message["joined"] or f"rank{rank}"
             if message["version"] != ndpy.__version__:
                 self._lose(
                     rank,
-                    f"it has ndpy {message['version'] or 'of no version'}, and rank 0 has {ndpy.__version__}",
+                    f"it has ndpy {message['version'] or 'of no version'}, and the reporting one has {ndpy.__version__}",
                     "install the same ndpy on all machines",
                 )
+            return None
+        if "failed" in message:
+            self._lose(rank, message["failed"], message["remedy"])
             return None
         if "gone" in message:
             self._lose(
@@ -139,7 +151,7 @@ class Coordinator:
     def _lose(self, rank: int, why: str, remedy: str) -> None:
         if rank in self._lost:
             return
-        node = self._nodes.get(rank, "")
+        node = self._nodes.get(rank) or self._hosts.get(rank, "")
         where = f"rank {rank} on {node}" if node else f"rank {rank}"
         self._lost[rank] = Suspect(
             Kind.RANK, where, (node,) if node else (), None, None, 1.0, 1, f"{where}: {why}", remedy

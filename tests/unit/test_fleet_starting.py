@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+
 import pytest
 
 from ndpy.fleet import compare
-from ndpy.fleet.engines import detect
+from ndpy.fleet.engines import detect, ssh
 from ndpy.fleet.engines.start import EngineError, Start
 from ndpy.fleet.results import Machine
 
@@ -71,3 +74,27 @@ def test_a_machine_unlike_the_majority_is_a_suspect():
 )
 def test_without_a_majority_nobody_is_a_suspect(values):
     assert compare.unlike(machines(*values)) == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "message"),
+    [("linux", r"pip install 'ndpy\[fleet\]'"), ("win32", "with RANK, WORLD_SIZE, MASTER_ADDR")],
+)
+def test_without_clustershell_hosts_says_what_to_do(monkeypatch, platform, message):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "platform", platform)
+    with pytest.raises(EngineError, match=message):
+        ssh.hosts_of("n[1-4]")
+
+
+@pytest.mark.parametrize("wrong", ["n[1", "", "-oProxyCommand=x"])
+def test_what_is_no_node_set_is_told(wrong):
+    pytest.importorskip("ClusterShell", reason="ClusterShell is not installed")
+    with pytest.raises(EngineError, match="--hosts"):
+        ssh.hosts_of(wrong)
+
+
+def test_a_member_is_told_where_rank_0_is_with_the_best_address_first():
+    start = ssh.start_of(["n1", "n2"], {"MASTER_ADDR": "192.0.2.7", **TOKEN}, 18522, b"")
+    assert (start.size, start.hosts[0], start.token) == (2, "192.0.2.7", b"a secret")
+    assert len(ssh.start_of(["n1"], {}, 18522, b"").token) == 32

@@ -1,7 +1,7 @@
 """How the ranks were started: who is which, and where rank 0 is. Then all of them speak by the rendezvous.
 
 MPI, Slurm, Kubernetes and torchrun say a rank's number and how many there are. What they say of rank 0 differs: MPI
-broadcasts anything, Slurm names the nodes, others have MASTER_ADDR.
+broadcasts anything, Slurm names the nodes, others have MASTER_ADDR. With `--hosts`, `ssh.py` starts the ranks.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ LAUNCHERS = (
 _LOOPBACK = "127.0.0.1"
 _MOST_RANKS = 1 << 20
 
-HOW_TO = """`ndpy fleet` measures between ranks, which something else starts, one for each machine:
+HOW_TO = """`ndpy fleet` measures between ranks, one for each machine. Something starts them:
 
   mpirun -n 8 --map-by ppr:1:node ndpy fleet       Open MPI; MPICH: mpiexec -n 8 -ppn 1
   srun -N 8 --ntasks-per-node=1 ndpy fleet         Slurm
+  ndpy fleet --hosts "n[1-8]"                      ssh
 
 Or start it on each machine with these variables, and with one NDPY_FLEET_TOKEN for all:
 
@@ -44,7 +45,7 @@ def detect(environment: Mapping[str, str] = os.environ, token: bytes = b"") -> S
             if rank >= size:
                 raise EngineError(f"{rank_name} is {rank}, but {size_name} is {size}; ranks count from 0")
             token = token or environment.get("NDPY_FLEET_TOKEN", "").encode()
-            port = _number(environment, "MASTER_PORT", 1, DEFAULT_PORT)
+            port = port_of(environment)
             if "MPI" in launcher and not environment.get("MASTER_ADDR"):
                 try:
                     agreed = mpi.agree(rank, size, port, token, launcher)
@@ -58,6 +59,11 @@ def detect(environment: Mapping[str, str] = os.environ, token: bytes = b"") -> S
     if environment.get("JOB_COMPLETION_INDEX"):
         raise EngineError("JOB_COMPLETION_INDEX says this rank's number; set WORLD_SIZE to the Job's completions too")
     return None
+
+
+def port_of(environment: Mapping[str, str]) -> int:
+    """The port of the rendezvous. Raises EngineError."""
+    return _number(environment, "MASTER_PORT", 1, DEFAULT_PORT)
 
 
 def _hosts(environment: Mapping[str, str], launcher: str, size: int) -> tuple[str, ...]:

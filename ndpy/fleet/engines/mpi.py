@@ -6,14 +6,12 @@ A rank that dies is a result. MPI's own communication would end the others with 
 from __future__ import annotations
 
 import importlib.util
-import secrets
 import socket
 import warnings
 
-import psutil
+from ndpy.fleet.engines.start import own_addresses, random_token
 
 _LOOPBACK = "127.0.0.1"
-_TOKEN_BYTES = 32
 
 
 class MpiError(Exception):
@@ -43,17 +41,7 @@ def agree(rank: int, size: int, port: int, token: bytes, launcher: str) -> tuple
             f"{launcher} started rank {rank} of {size}, but mpi4py uses {library}, which says rank {world.rank} of "
             f"{world.size}; use the mpirun of that library"
         )
-    own = ((socket.gethostname(), *_addresses(), _LOOPBACK), port, token or secrets.token_bytes(_TOKEN_BYTES))
+    own = ((socket.gethostname(), *own_addresses(), _LOOPBACK), port, token or random_token())
     told: tuple[tuple[str, ...], int, bytes] = world.bcast(own)
     MPI.Finalize()
     return told
-
-
-def _addresses() -> list[str]:
-    """This machine's IPv4 addresses, without loopback."""
-    return [
-        each.address
-        for addresses in psutil.net_if_addrs().values()
-        for each in addresses
-        if each.family == socket.AF_INET and not each.address.startswith("127.")
-    ]

@@ -68,7 +68,7 @@ class _Guest:
 
 
 class Hub:
-    """Rank 0's side. It owns the port and the connections of all ranks. Not safe for threads."""
+    """Rank 0's side. It owns the port and the connections of all ranks. Only tell() and expect() are safe for other threads."""
 
     def __init__(self, start: Start) -> None:
         """Listen. Raises EngineError if the port is taken."""
@@ -77,6 +77,7 @@ class Hub:
         self._members: dict[int, Channel] = {}
         self._sockets: dict[int, socket.socket] = {}
         self._inbox: collections.deque[tuple[int, Message]] = collections.deque()
+        self._claims: dict[int, int] = {}
         #: Why guests were refused, and how many.
         self.refused: collections.Counter[str] = collections.Counter()
         try:
@@ -109,7 +110,8 @@ class Hub:
     def receive(self, timeout_s: float) -> tuple[int, Message] | None:
         """The next message and its rank, or None after `timeout_s` seconds.
 
-        A rank that joins sends {"joined": its node, "version": its ndpy}; one that goes, {"gone": why}.
+        A rank that joins sends {"joined": its node, "version": its ndpy}; one that goes, {"gone": why}. What tell()
+        was told is {"failed": why, "remedy": what to do}.
         """
         deadline = time.monotonic() + timeout_s
         while not self._inbox:
@@ -118,6 +120,14 @@ class Hub:
             if left <= 0 and not self._inbox:
                 return None
         return self._inbox.popleft()
+
+    def expect(self, claim: int, rank: int) -> None:
+        """Say that the guest who claims to be rank `claim` is this one. Any thread may call this."""
+        self._claims[claim] = rank
+
+    def tell(self, rank: int, why: str, remedy: str) -> None:
+        """Say that a rank's program has ended. Any thread may call this."""
+        self._inbox.append((rank, {"failed": why, "remedy": remedy}))
 
     def notes(self) -> list[str]:
         """Sentences about those who were refused."""
@@ -177,30 +187,34 @@ class Hub:
             self._greet(guest, message)
 
     def _greet(self, guest: _Guest, message: Message) -> None:
-        rank, nonce, proof = message.get("rank"), message.get("nonce"), message.get("proof")
-        if type(rank) is not int or not _is(nonce, _NONCE) or not _is(proof, _PROOF):
+        claim, nonce, proof = message.get("rank"), message.get("nonce"), message.get("proof")
+        if type(claim) is not int or not _is(nonce, _NONCE) or not _is(proof, _PROOF):
             self._refuse(guest, "it is not a rank of `ndpy fleet`")
-        elif not hmac.compare_digest(proof, _proof(self._start.token, "member", guest.nonce, nonce, rank)):
+            return
+        if not hmac.compare_digest(proof, _proof(self._start.token, "member", guest.nonce, nonce, claim)):
             self._refuse(guest, "it does not know the token")
-        elif not 0 <= rank < self._start.size or rank in self._members:
+            return
+        if self._start.engine == "ssh" and claim not in self._claims:
+            # The number may still be on its way over ssh.
+            self._dismiss(guest, "its number is not known", again=True)
+            return
+        rank = self._claims.get(claim, claim)
+        if not 0 <= rank < self._start.size or rank in self._members:
             self._refuse(
                 guest, f"there is no rank {rank}" if rank not in self._members else f"rank {rank} is there already"
             )
-        else:
-            try:
-                guest.channel.send({"proof": _proof(self._start.token, "hub", guest.nonce, nonce, rank)}, 1.0)
-            except ChannelError:
-                self._refuse(guest, "it went away")
-                return
-            self._forget(guest)
-            self._members[rank], self._sockets[rank] = guest.channel, guest.socket
-            guest.channel.line_limit = MESSAGE_LIMIT
-            self._selector.register(guest.socket, selectors.EVENT_READ, rank)
-            told = {
-                "joined": printable(message.get("node", ""), 256),
-                "version": printable(message.get("version", ""), 64),
-            }
-            self._inbox.append((rank, told))
+            return
+        try:
+            guest.channel.send({"proof": _proof(self._start.token, "hub", guest.nonce, nonce, claim)}, 1.0)
+        except ChannelError:
+            self._refuse(guest, "it went away")
+            return
+        self._forget(guest)
+        self._members[rank], self._sockets[rank] = guest.channel, guest.socket
+        guest.channel.line_limit = MESSAGE_LIMIT
+        self._selector.register(guest.socket, selectors.EVENT_READ, rank)
+        told = {"joined": printable(message.get("node", ""), 256), "version": printable(message.get("version", ""), 64)}
+        self._inbox.append((rank, told))
 
     def _forget(self, guest: _Guest) -> None:
         self._selector.unregister(guest.socket)
@@ -209,6 +223,9 @@ class Hub:
     def _refuse(self, guest: _Guest, why: str, *, again: bool = False) -> None:
         """Close a guest's connection. again: it may come again."""
         self.refused[f"{guest.host}: {why}"] += 1
+        self._dismiss(guest, why, again)
+
+    def _dismiss(self, guest: _Guest, why: str, again: bool) -> None:
         self._forget(guest)
         with contextlib.suppress(ChannelError):
             guest.channel.send({"refused": why, "again": again}, 0.0)
@@ -223,7 +240,7 @@ class Hub:
                 message = channel.look()
                 if message is None:
                     return
-                if message.keys() & {"joined", "gone"}:
+                if message.keys() & {"joined", "gone", "failed"}:
                     self._lose(rank, "it sent what only rank 0 may say")
                     return
                 self._inbox.append((rank, message))
@@ -250,9 +267,10 @@ def join(start: Start, node: str, version: str, timeout_s: float) -> Channel:
             except (OSError, ChannelError) as error:
                 problem = f"{host}: {getattr(error, 'strerror', None) or error}"
         time.sleep(_PAUSE_S)
+    this, first = start.who
     raise EngineError(
-        f"rank {start.rank} did not reach rank 0 at {', '.join(start.hosts)} port {start.port} within {timeout_s:g} s "
-        f"({problem}); set MASTER_ADDR to an address of rank 0 that this machine reaches, and let the port through the firewall"
+        f"{this} did not reach {first} at {', '.join(start.hosts)} port {start.port} within {timeout_s:g} s "
+        f"({problem}); set MASTER_ADDR to an address of it that this machine reaches, and let the port through the firewall"
     )
 
 
@@ -271,7 +289,7 @@ def _join(start: Start, host: str, node: str, version: str) -> Channel:
         if answer.get("again"):
             raise ChannelError(printable(answer.get("refused")))
         if "refused" in answer:
-            raise EngineError(f"rank 0 at {host} refuses rank {start.rank}: {printable(answer['refused'])}")
+            raise EngineError(f"{start.who[1]} at {host} refuses {start.who[0]}: {printable(answer['refused'])}")
         told = answer.get("proof")
         if not _is(told, _PROOF) or not hmac.compare_digest(told, _proof(start.token, "hub", theirs, own, start.rank)):
             raise EngineError(
