@@ -163,11 +163,6 @@ static bool is_of(const struct event *event, const void *what)
     return true;
 }
 
-static bool is_about(const struct event *event, const void *element)
-{
-    return ((const struct soft_async_event *)event)->ibv.element.qp == element;
-}
-
 EXPORT int ibv_destroy_cq(struct ibv_cq *ibv)
 {
     struct soft_cq *cq = (struct soft_cq *)ibv;
@@ -190,17 +185,12 @@ EXPORT int ibv_destroy_cq(struct ibv_cq *ibv)
         ibv->channel->refcnt--;
         pthread_mutex_unlock(&channel->events.lock);
     }
-    soft_async_forget(soft_context(ibv->context), ibv);
+    soft_async_forget(soft_context(ibv->context), IBV_EVENT_CQ_ERR, ibv);
     object_close(&cq->cq->object);
     pthread_mutex_destroy(&ibv->mutex);
     pthread_cond_destroy(&ibv->cond);
     free(cq);
     return 0;
-}
-
-void soft_async_forget(struct soft_context *context, const void *element)
-{
-    event_remove(&context->events, is_about, element);
 }
 
 int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)

@@ -421,6 +421,41 @@ EXPORT int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, u
 
 /* ---- Asynchronous events ---- */
 
+/* What counts the events about an object: those that were put into a queue, and those that the program has
+ * acknowledged. */
+struct counts {
+    struct ibv_context *context; /* NULL: the event is about a port or the device, and nobody counts it */
+    pthread_mutex_t *lock;
+    pthread_cond_t *changed;
+    _Atomic uint32_t *given;
+    uint32_t *acknowledged;
+};
+
+static struct counts counts_of(const struct ibv_async_event *event)
+{
+    switch (event->event_type) {
+    case IBV_EVENT_CQ_ERR: {
+        struct soft_cq *cq = (struct soft_cq *)event->element.cq;
+        return (struct counts){cq->ibv.context, &cq->ibv.mutex, &cq->ibv.cond, &cq->async_given,
+                               &cq->ibv.async_events_completed};
+    }
+    case IBV_EVENT_SRQ_ERR:
+    case IBV_EVENT_SRQ_LIMIT_REACHED: {
+        struct soft_srq *srq = (struct soft_srq *)event->element.srq;
+        return (struct counts){srq->ibv.context, &srq->ibv.mutex, &srq->ibv.cond, &srq->async_given,
+                               &srq->ibv.events_completed};
+    }
+    case IBV_EVENT_QP_FATAL:
+    case IBV_EVENT_QP_LAST_WQE_REACHED: {
+        struct soft_qp *qp = (struct soft_qp *)event->element.qp;
+        return (struct counts){qp->ibv.context, &qp->ibv.mutex, &qp->ibv.cond, &qp->async_given,
+                               &qp->ibv.events_completed};
+    }
+    default:
+        return (struct counts){0};
+    }
+}
+
 void soft_async(struct soft_context *context, enum ibv_event_type type, void *element)
 {
     struct soft_async_event *event = soft_events_are_lost ? NULL : calloc(1, sizeof *event);
@@ -432,7 +467,32 @@ void soft_async(struct soft_context *context, enum ibv_event_type type, void *el
         event->ibv.element.qp = element; /* the members are pointers of one size */
     else
         event->ibv.element.port_num = 1;
+    struct counts counts = counts_of(&event->ibv);
+    if (counts.context != NULL)
+        (*counts.given)++;
     event_put(&context->events, &event->event);
+}
+
+/* Called once for an event that is then removed, so nobody has to acknowledge it. */
+static bool is_about(const struct event *event, const void *element)
+{
+    const struct ibv_async_event *ibv = &((const struct soft_async_event *)event)->ibv;
+
+    if (ibv->element.qp != element)
+        return false;
+    (*counts_of(ibv).given)--;
+    return true;
+}
+
+void soft_async_forget(struct soft_context *context, enum ibv_event_type type, void *element)
+{
+    struct counts counts = counts_of(&(struct ibv_async_event){.event_type = type, .element.qp = element});
+
+    event_remove(&context->events, is_about, element);
+    pthread_mutex_lock(counts.lock);
+    while (*counts.acknowledged != *counts.given)
+        pthread_cond_wait(counts.changed, counts.lock);
+    pthread_mutex_unlock(counts.lock);
 }
 
 EXPORT int ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *out)
@@ -449,7 +509,14 @@ EXPORT int ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *
 
 EXPORT void ibv_ack_async_event(struct ibv_async_event *event)
 {
-    UNUSED(event); /* what is destroyed takes its events with it, so nobody waits for an acknowledgement */
+    struct counts counts = counts_of(event);
+
+    if (counts.context == NULL || soft_inherited(counts.context))
+        return;
+    pthread_mutex_lock(counts.lock);
+    (*counts.acknowledged)++;
+    pthread_cond_broadcast(counts.changed);
+    pthread_mutex_unlock(counts.lock);
 }
 
 /* ---- Load and unload ---- */

@@ -132,7 +132,7 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
     object_close(&qp->qp->object);
     cq_forget(((struct soft_cq *)ibv->send_cq)->cq, context);
     cq_forget(((struct soft_cq *)ibv->recv_cq)->cq, context);
-    soft_async_forget(soft_context(ibv->context), ibv);
+    soft_async_forget(soft_context(ibv->context), IBV_EVENT_QP_LAST_WQE_REACHED, ibv);
     ((struct soft_pd *)ibv->pd)->users--;
     ((struct soft_cq *)ibv->send_cq)->users--;
     ((struct soft_cq *)ibv->recv_cq)->users--;

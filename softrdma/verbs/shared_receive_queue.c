@@ -107,7 +107,7 @@ EXPORT int ibv_destroy_srq(struct ibv_srq *ibv)
         return errno = EBUSY;
     ((struct soft_pd *)ibv->pd)->users--;
     srq_silence(srq->srq);
-    soft_async_forget(soft_context(ibv->context), ibv);
+    soft_async_forget(soft_context(ibv->context), IBV_EVENT_SRQ_LIMIT_REACHED, ibv);
     object_close(&srq->srq->object);
     pthread_mutex_destroy(&ibv->mutex);
     pthread_cond_destroy(&ibv->cond);

@@ -99,6 +99,7 @@ struct soft_cq {
     struct completion_queue *cq;
     _Atomic int32_t users;               /* queue pairs */
     _Atomic uint32_t events_given;       /* to be acknowledged */
+    _Atomic uint32_t async_given;        /* asynchronous events, to be acknowledged too */
     struct soft_cq_event *_Atomic spare; /* for the next notification */
     _Atomic bool failed;
 };
@@ -108,14 +109,16 @@ struct soft_srq {
     struct shared_queue *srq;
     _Atomic int32_t users;
     _Atomic bool limit_armed;
+    _Atomic uint32_t async_given; /* events, to be acknowledged */
 };
 
 struct pairing;
 
 struct soft_qp {
     struct ibv_qp ibv;
-    _Atomic int32_t references; /* the program's, and those of soft_qp_hold() */
-    pthread_mutex_t lock;       /* of everything below; taken outside of the engine's locks */
+    _Atomic int32_t references;   /* the program's, and those of soft_qp_hold() */
+    _Atomic uint32_t async_given; /* events, to be acknowledged */
+    pthread_mutex_t lock;         /* of everything below; taken outside of the engine's locks */
     bool destroyed;
     struct queue_pair *qp;
     struct pairing *pairing; /* what connects it, if ibv_modify_qp() does; under numbers_lock */
@@ -164,8 +167,9 @@ void soft_async(struct soft_context *context, enum ibv_event_type type, void *el
 extern _Atomic bool soft_events_are_lost;
 /* Each context gets this event of its port. */
 void soft_async_to_all(enum ibv_event_type type);
-/* The element is gone: its events that nobody has taken go too. */
-void soft_async_forget(struct soft_context *context, const void *element);
+/* The element is about to go: its events that nobody has taken go too, and those that somebody took have to be
+ * acknowledged first (man ibv_get_async_event). `type` is one of such an element. */
+void soft_async_forget(struct soft_context *context, enum ibv_event_type type, void *element);
 
 /* device.c: answers a query with a structure that may be longer, or shorter, in the program's headers. */
 void soft_answer(void *out, size_t size, const void *answer, size_t answer_size);

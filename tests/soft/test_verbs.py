@@ -20,6 +20,7 @@ def test_a_message_without_a_receive_waits_as_long_as_rnr_retry_says():
         pytest.param("gids", id="a table of GIDs that does not fit is refused"),
         pytest.param("rights", id="peers may change only what its owner may change"),
         pytest.param("service", id="the type of service of an identifier is that of its TCP connection"),
+        pytest.param("events", id="what an event is about stays until the event is acknowledged"),
         pytest.param("timeout", id="the ACK timeout of an identifier is told"),
     ],
 )

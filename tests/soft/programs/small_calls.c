@@ -1,10 +1,11 @@
 /* Calls of verbs and of the connection manager whose small print programs rely on.
 
-   small_calls windows|depth|domains|tails|gids|rights|timeout|service */
+   small_calls windows|depth|domains|tails|gids|rights|timeout|service|events */
 
 #include "ends.h"
 
 #include <netinet/in.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 static struct ibv_context *context;
@@ -336,13 +337,99 @@ static void service(void)
     close(probe);
 }
 
+/* ---- Asynchronous events ---- */
+
+static atomic_bool destroyed;
+
+static void *destroy(void *argument)
+{
+    struct ibv_async_event *event = argument;
+
+    if (event->event_type == IBV_EVENT_CQ_ERR)
+        EXPECT(ibv_destroy_cq(event->element.cq) == 0);
+    else if (event->event_type == IBV_EVENT_SRQ_LIMIT_REACHED)
+        EXPECT(ibv_destroy_srq(event->element.srq) == 0);
+    else
+        EXPECT(ibv_destroy_qp(event->element.qp) == 0);
+    destroyed = true;
+    return NULL;
+}
+
+/* Who has taken an event may look at its element until it acknowledges the event: man ibv_get_async_event. */
+static void expect_to_wait(const struct ibv_async_event *event)
+{
+    pthread_t thread;
+
+    EXPECT(pthread_create(&thread, NULL, destroy, (void *)(uintptr_t)event) == 0);
+    sleep_ms(200);
+    if (destroyed)
+        FAIL("what event %d is about was destroyed before the event was acknowledged", event->event_type);
+    ibv_ack_async_event((struct ibv_async_event *)(uintptr_t)event);
+    EXPECT(pthread_join(thread, NULL) == 0);
+    destroyed = false;
+}
+
+static void events(void)
+{
+    struct ibv_srq_init_attr shared = {.attr = {.max_wr = 8, .max_sge = 1}};
+    struct ibv_srq_attr limit = {.srq_limit = 2};
+    struct ibv_recv_wr *bad, none = {.wr_id = 1};
+    struct ibv_async_event taken[3];
+    struct end ends[2];
+    struct ibv_srq *srq = ibv_create_srq(pd, &shared);
+    struct ibv_cq *small = ibv_create_cq(context, 1, NULL, NULL, 0);
+
+    EXPECT(srq != NULL && small != NULL);
+    for (int i = 0; i < 2; i++) {
+        EXPECT((ends[i].cq = ibv_create_cq(context, 16, NULL, NULL, 0)) != NULL);
+        struct ibv_qp_init_attr attributes = qp_attributes(ends[i].cq, 8);
+        attributes.send_cq = i == 0 ? small : ends[i].cq;
+        attributes.srq = i == 1 ? srq : NULL;
+        EXPECT((ends[i].qp = ibv_create_qp(pd, &attributes)) != NULL && move_to_init(ends[i].qp) == 0);
+    }
+    for (int i = 0; i < 2; i++)
+        EXPECT(move_to_rts(ends[i].qp, ends[!i].qp->qp_num, 0) == 0);
+    for (int i = 0; i < 8; i++)
+        EXPECT(ibv_post_srq_recv(srq, &none, &bad) == 0);
+    EXPECT(ibv_modify_srq(srq, &limit, IBV_SRQ_LIMIT) == 0);
+    /* Their completions do not fit. */
+    for (int i = 0; i < 8; i++)
+        EXPECT(post(ends[0].qp, IBV_WR_SEND, NULL, 0, 0, NULL, 1) == 0);
+    sleep_ms(200);
+    for (int i = 0; i < 2; i++) {
+        struct ibv_qp_attr state = {.qp_state = IBV_QPS_ERR};
+        EXPECT(ibv_modify_qp(ends[i].qp, &state, IBV_QP_STATE) == 0);
+    }
+    const enum ibv_event_type expected[] = {IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_SRQ_LIMIT_REACHED,
+                                            IBV_EVENT_CQ_ERR};
+    for (int i = 0; i < 3; i++) {
+        struct pollfd readable = {.fd = context->async_fd, .events = POLLIN};
+        if (poll(&readable, 1, DEADLINE_MS) != 1)
+            FAIL("only %d events; the last one is %d", i, i > 0 ? (int)taken[i - 1].event_type : -1);
+        EXPECT(ibv_get_async_event(context, &taken[i]) == 0);
+    }
+    EXPECT(ibv_destroy_qp(ends[0].qp) == 0);
+    for (size_t kind = 0; kind < 3; kind++) {
+        int found = 0;
+        for (int i = 0; i < 3; i++)
+            if (taken[i].event_type == expected[kind]) {
+                expect_to_wait(&taken[i]);
+                found++;
+            }
+        if (found != 1)
+            FAIL("%d events of type %d", found, expected[kind]);
+    }
+    for (int i = 0; i < 2; i++)
+        EXPECT(ibv_destroy_cq(ends[i].cq) == 0);
+}
+
 int main(int count, char **words)
 {
     static const struct {
         const char *name;
         void (*run)(void);
-    } parts[] = {{"windows", windows}, {"depth", depth},   {"domains", domains}, {"tails", tails},
-                 {"gids", gids},       {"rights", rights}, {"timeout", timeout}, {"service", service}};
+    } parts[] = {{"windows", windows}, {"depth", depth},     {"domains", domains}, {"tails", tails},  {"gids", gids},
+                 {"rights", rights},   {"timeout", timeout}, {"service", service}, {"events", events}};
 
     EXPECT(count == 2);
     context = open_device();
