@@ -17,7 +17,7 @@ import click
 
 import ndpy
 from ndpy.errors import NdpyError
-from ndpy.fleet import model, topology
+from ndpy.fleet import model, prolog, topology
 from ndpy.fleet.coordinator import Coordinator, Options
 from ndpy.fleet.engines import HOW_TO, detect, port_of, ssh
 from ndpy.fleet.engines.rendezvous import Hub, join
@@ -28,6 +28,7 @@ from ndpy.fleet.model import ModelError
 from ndpy.fleet.report import diff, document
 from ndpy.fleet.report.document import ReportError
 from ndpy.fleet.report.options import report_options, write_files
+from ndpy.fleet.report.statistics import verdict
 from ndpy.fleet.report.terminal import print_report
 from ndpy.fleet.topology import TopologyError
 from ndpy.tools.cli.channel import printable
@@ -94,6 +95,12 @@ def duration(context: click.Context, parameter: click.Parameter, text: str) -> f
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Say what got worse since the run whose JSON this is.",
 )
+@click.option(
+    "--prolog",
+    "alone",
+    is_flag=True,
+    help="Look at this machine alone, within a minute: is it like those of --baseline? For a scheduler's prolog.",
+)
 @report_options
 @click.option(
     "--member", is_flag=True, hidden=True, help="Be a rank of --hosts, which tells the rest by standard input."
@@ -106,6 +113,7 @@ def command(
     adapters: tuple[str, ...],
     hosts: str | None,
     member: bool,
+    alone: bool,
     serving: bool,
     client: int | None,
     token_file: Path | None,
@@ -126,6 +134,8 @@ def command(
     try:
         if member:
             sys.exit(_member(list(adapters), options["join_s"]))
+        if alone:
+            sys.exit(_prolog(list(adapters), options))
         token = token_file.read_bytes().strip() if token_file else b""
         if hosts is not None:
             names = ssh.hosts_of(hosts)
@@ -154,6 +164,19 @@ def _node() -> str:
     """This machine's name, by which Slurm knows it too."""
     names = (os.environ.get("NDPY_FLEET_NODE"), os.environ.get("SLURMD_NODENAME"), platform.node().partition(".")[0])
     return next(filter(None, names), "")
+
+
+def _prolog(adapters: list[str], options: dict[str, Any]) -> int:
+    """Look at this machine alone. A line for each thing that is wrong."""
+    if options["baseline_file"] is None:
+        raise click.UsageError("--prolog needs --baseline: the JSON of a run on machines that are good")
+    reference = document.read(options["baseline_file"])
+    report = prolog.examine(_node(), adapters or _active(), reference, others_too=not adapters)
+    for suspect in report.suspects:
+        page = f" (ndpy explain {suspect.problem})" if suspect.problem else ""
+        click.echo(printable(f"fleet: {suspect.reason}; {suspect.remedy}{page}", 2000))
+    click.echo(verdict(report.suspects))
+    return write_files("fleet", report, options) or int(bool(report.suspects))
 
 
 def _member(adapters: list[str], join_s: float) -> int:

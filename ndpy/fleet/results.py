@@ -132,7 +132,7 @@ class Report:
     Attributes:
         began: when it began, in ISO 8601 with the zone UTC.
         took_s: how long it took, in seconds.
-        engine: how the ranks found each other: "mpi", "rendezvous" or "ssh".
+        engine: how the ranks found each other: "mpi", "rendezvous" or "ssh"; "prolog" for one machine alone.
         version: of ndpy at rank 0.
         ranks: how many there are.
         rounds: how many were measured.
