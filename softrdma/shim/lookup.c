@@ -16,12 +16,6 @@
 
 /* ---- The dynamic loader's own functions ---- */
 
-struct search {
-    const char *name;
-    uint32_t hash;
-    void *found;
-};
-
 static uint32_t gnu_hash(const char *name)
 {
     uint32_t hash = 5381;
@@ -41,67 +35,69 @@ static bool same(const char *a, const char *b)
 }
 
 /* An address of a dynamic section. glibc has made it absolute, but not that of the vdso. */
-static const void *address_in(const struct dl_phdr_info *info, ElfW(Addr) value)
+static const void *address_in(const struct link_map *object, ElfW(Addr) value)
 {
-    return (const void *)(value < info->dlpi_addr ? info->dlpi_addr + value : value);
+    return (const void *)(value < object->l_addr ? object->l_addr + value : value);
 }
 
-static int search_object(struct dl_phdr_info *info, size_t size, void *what)
+static void *find_in(const struct link_map *object, const char *name, uint32_t wanted)
 {
-    struct search *search = what;
-    const ElfW(Dyn) *dynamic = NULL;
     const ElfW(Sym) *symbols = NULL;
     const char *strings = NULL;
     const uint32_t *table = NULL;
-    static const char own = 0;
 
-    (void)size;
-    for (int i = 0; i < info->dlpi_phnum; i++) {
-        const ElfW(Phdr) *header = &info->dlpi_phdr[i];
-        uintptr_t start = info->dlpi_addr + header->p_vaddr;
-        if (header->p_type == PT_LOAD && (uintptr_t)&own >= start && (uintptr_t)&own < start + header->p_memsz)
-            return 0;
-        if (header->p_type == PT_DYNAMIC)
-            dynamic = (const void *)start;
-    }
-    for (; dynamic != NULL && dynamic->d_tag != DT_NULL; dynamic++) {
+    for (const ElfW(Dyn) *dynamic = object->l_ld; dynamic != NULL && dynamic->d_tag != DT_NULL; dynamic++) {
         if (dynamic->d_tag == DT_SYMTAB)
-            symbols = address_in(info, dynamic->d_un.d_ptr);
+            symbols = address_in(object, dynamic->d_un.d_ptr);
         if (dynamic->d_tag == DT_STRTAB)
-            strings = address_in(info, dynamic->d_un.d_ptr);
+            strings = address_in(object, dynamic->d_un.d_ptr);
         if (dynamic->d_tag == DT_GNU_HASH)
-            table = address_in(info, dynamic->d_un.d_ptr);
+            table = address_in(object, dynamic->d_un.d_ptr);
     }
     if (symbols == NULL || strings == NULL || table == NULL || table[0] == 0)
-        return 0;
+        return NULL;
     uint32_t bucket_count = table[0], first = table[1], bloom_size = table[2];
     const uint32_t *buckets = (const uint32_t *)((const ElfW(Addr) *)(table + 4) + bloom_size);
     const uint32_t *chain = buckets + bucket_count;
-    uint32_t at = buckets[search->hash % bucket_count];
+    uint32_t at = buckets[wanted % bucket_count];
     for (bool last = at < first; !last; at++) {
         uint32_t hash = chain[at - first];
         const ElfW(Sym) *symbol = &symbols[at];
-        if ((hash | 1) == (search->hash | 1) && symbol->st_shndx != SHN_UNDEF && symbol->st_value != 0 &&
-            (symbol->st_info & 0xF) == STT_FUNC && same(strings + symbol->st_name, search->name)) {
-            search->found = (void *)(info->dlpi_addr + symbol->st_value);
-            return 1;
-        }
+        if ((hash | 1) == (wanted | 1) && symbol->st_shndx != SHN_UNDEF && symbol->st_value != 0 &&
+            (symbol->st_info & 0xF) == STT_FUNC && same(strings + symbol->st_name, name))
+            return (void *)(object->l_addr + symbol->st_value);
         last = (hash & 1) != 0;
     }
-    return 0;
+    return NULL;
 }
 
-/* dlsym() itself cannot be asked for them: that would be the shim's. */
+extern const ElfW(Dyn) own_dynamic[] __asm__("_DYNAMIC") __attribute__((visibility("hidden")));
+
+/* Where the loader's list begins: the first one is glibc's, the other one musl's. */
+extern struct r_debug _r_debug __attribute__((weak));
+extern struct r_debug *_dl_debug_addr __attribute__((weak));
+
+static const struct link_map *first_object(void)
+{
+    if (&_r_debug != NULL)
+        return _r_debug.r_map;
+    return &_dl_debug_addr != NULL ? _dl_debug_addr->r_map : NULL;
+}
+
+/* dlsym() itself cannot be asked for them: that would be the shim's. Nor can dl_iterate_phdr(3): ThreadSanitizer stands
+ * in for it, and calls dlsym() before that works. The loader appends to its list, under a lock that is not known here.
+ * The C library is among the objects that the process began with, so the search ends before it reaches later ones. */
 static void *search_for(const char *name)
 {
-    struct search search = {name, gnu_hash(name), NULL};
+    uint32_t hash = gnu_hash(name);
 
-    dl_iterate_phdr(search_object, &search);
-    if (search.found == NULL) {
-        fprintf(stderr, "ndpy faults: this C library has no %s() that can be found\n", name);
-        abort();
+    for (const struct link_map *object = first_object(); object != NULL; object = object->l_next) {
+        void *found = object->l_ld != own_dynamic ? find_in(object, name, hash) : NULL;
+        if (found != NULL)
+            return found;
     }
-    return search.found;
+    fprintf(stderr, "ndpy faults: this C library has no %s() that can be found\n", name);
+    abort();
 }
 
 dlsym_function *real_dlsym(void)

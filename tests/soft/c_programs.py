@@ -17,12 +17,22 @@ PROGRAMS = Path(__file__).with_name("programs")
 SKIPPED = 77
 
 
-def run(name: str, *words: str | int, timeout_s: float = 110, under: tuple[str, ...] = (), **settings: str) -> str:
-    """Run a program of programs/ on soft0. Return its output. The test fails unless its exit status is 0."""
+def run(
+    name: str,
+    *words: str | int,
+    timeout_s: float = 110,
+    under: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
+    **settings: str,
+) -> str:
+    """Run a program of programs/ on soft0, compiled with these options. Return its output.
+
+    The test fails unless the exit status is 0.
+    """
     if not softverbs.is_there():
         pytest.skip("softverbs is not built")
     # A program's own malloc() takes the place of the library's only if it is exported.
-    program = built(PROGRAMS / f"{name}.c", "-rdynamic", "-lrdmacm")
+    program = built(PROGRAMS / f"{name}.c", "-rdynamic", "-lrdmacm", *options)
     command = [*under, str(program), *map(str, words)]
     done = subprocess.run(
         command,

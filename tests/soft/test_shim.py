@@ -21,7 +21,16 @@ from ndpy.faults.scenario import Fault, Scenario
 from ndpy.platforms.verbs import softverbs
 
 RETRIES, FLUSHED = 12, 5
-WAYS = ["solicited", "srq", "write events silent=2", "events silent=3", "list", "events", "silent=3"]
+LINKED = ("libibverbs.so.1", "librdmacm.so.1", "libsoftverbs.so")
+WAYS = [
+    "solicited",
+    "srq",
+    "write events silent=2",
+    "events silent=3",
+    "list",
+    "events",
+    "silent=3",
+]
 
 SHIMMED = Path(__file__).with_name("shimmed.py")
 CALLS = Path(__file__).parents[2] / "softrdma/shim/calls.h"
@@ -201,6 +210,56 @@ def test_what_programs_should_not_do_and_do():
         injection.report().check()
 
 
+def sanitizer(name: str) -> str:
+    """The file of gcc's sanitizer. The test skips without it."""
+    command = ["gcc", f"-print-file-name=lib{name}.so"]
+    path = subprocess.run(command, capture_output=True, text=True).stdout.strip() if shutil.which("gcc") else ""
+    if not os.path.isabs(path):
+        pytest.skip(f"needs gcc with lib{name}")
+    return path
+
+
+def test_a_program_under_thread_sanitizer():
+    """ThreadSanitizer looks for functions with dlsym(), which is the shim's, before it can be called itself."""
+    sanitizer("tsan")
+    fault = Fault("status", operation="send", nth=3, status="RETRY_EXC_ERR")
+    options = {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1"}
+    with Injection(Scenario([fault]), "shim") as injection:
+        found = run(
+            "completions", "soft0", 0, 6, "list", options=("-fsanitize=thread",), **injection.environment(options)
+        )
+        injection.report().check()
+    assert re.findall(r"^a (\d+) (\d+)$", found, re.MULTILINE)[:3] == [("0", "0"), ("1", "0"), ("2", str(RETRIES))]
+    assert "ThreadSanitizer" not in found
+
+
+def test_a_program_with_the_c_library_musl():
+    """Its dynamic loader has other names than glibc's."""
+    if shutil.which("musl-gcc") is None:
+        pytest.skip("needs musl-gcc")
+    machine = subprocess.run(["gcc", "-dumpmachine"], capture_output=True, text=True).stdout.strip()
+    headers = ["/usr/include", f"/usr/include/{machine}"]
+    build = building.BUILD / "musl"
+    building.make("softrdma/verbs", "CC=musl-gcc", f"BUILD={build}", f"VERBS_HEADERS={' '.join(headers)}", "WERROR=")
+    program = build / "completions"
+    libraries = [build / "lib" / name for name in LINKED]
+    includes = [f"-idirafter{folder}" for folder in headers]
+    command = ["musl-gcc", *includes, PROGRAMS / "completions.c", *libraries, f"-Wl,-rpath,{build}/lib", "-o", program]
+    subprocess.run(command, check=True)
+    with Injection(Scenario([Fault("status", operation="send", nth=3, status="RETRY_EXC_ERR")]), "shim") as injection:
+        environment = injection.environment({}) | {"LD_PRELOAD": f"{build}/lib/libndpyfaults.so"}
+        found = subprocess.run(
+            [program, "soft0", "0", "6", "list"], env=environment, capture_output=True, text=True, timeout=60
+        )
+        injection.report().check()
+    assert found.returncode == 0, found.stderr
+    assert re.findall(r"^a (\d+) (\d+)$", found.stdout, re.MULTILINE)[:3] == [
+        ("0", "0"),
+        ("1", "0"),
+        ("2", f"{RETRIES}"),
+    ]
+
+
 SANITIZED = [
     ([], "events silent=3"),
     ([Fault("status", operation="send", nth=3, status="RETRY_EXC_ERR")], "events"),
@@ -213,13 +272,7 @@ SANITIZED = [
 @pytest.mark.parametrize(("faults", "options"), [(None, ""), *sample(SANITIZED, 1)])
 def test_sanitizers_find_nothing(faults, options):
     """With a sanitizer in the shim and in softverbs. The program hostile is the first one."""
-    sanitizers = [
-        subprocess.run(["gcc", f"-print-file-name=lib{name}.so"], capture_output=True, text=True).stdout.strip()
-        for name in ("asan", "ubsan")
-        if shutil.which("gcc")
-    ]
-    if not sanitizers or not all(map(os.path.isabs, sanitizers)):
-        pytest.skip("needs gcc with AddressSanitizer")
+    sanitizers = [sanitizer("asan"), sanitizer("ubsan")]
     building.make("softrdma/verbs", *building.LIBRARY["-asan"])
     libraries = building.BUILD / "lib-asan"
     name, *words = (
