@@ -318,6 +318,13 @@ class Quirk(enum.Enum):
         workaround="ndpy makes the call in a thread of its own, and ends it when the attempt is given up",
     )
 
+    SIW_FORGETS_SIGNALING = _siw(
+        "siw's ibv_query_qp() says of every queue pair that all its requests are signaled",
+        "Linux drivers/infiniband/sw/siw/siw_verbs.c, siw_query_qp(): it leaves sq_sig_type 0, IB_SIGNAL_ALL_WR; seen "
+        "on 6.1",
+        workaround="the shim of `ndpy faults` keeps what the queue pair was made with",
+    )
+
     # ---- iWARP ----
     #
     # softverbs has fewer of these quirks, also towards other iWARP ends: it asks them what they took by reads of no

@@ -382,7 +382,7 @@ static struct ibv_qp *stand_in_ibv_create_qp(unsigned library, struct ibv_pd *pd
     if (qp != NULL) {
         live[LIVE_QP]++;
         lock();
-        qp_of(qp);
+        qp_made(qp, attributes->sq_sig_all);
         unlock();
     }
     return qp;

@@ -60,7 +60,7 @@ static struct ibv_qp *create_qp_ex(struct ibv_context *ibv, struct ibv_qp_init_a
     if (made != NULL) {
         live[LIVE_QP]++;
         lock();
-        struct qp *qp = qp_of(made);
+        struct qp *qp = qp_made(made, attributes->sq_sig_all);
         if (qp != NULL && (attributes->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0)
             extended_qp_take(qp, REAL(context.library, ibv_qp_to_qp_ex)(made));
         unlock();

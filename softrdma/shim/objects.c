@@ -351,7 +351,8 @@ void cq_forget(struct cq *cq)
 
 /* ---- Queue pairs ---- */
 
-struct qp *qp_of(struct ibv_qp *ibv)
+/* sq_sig_all: that of the call that has made it; NULL: not known. siw's ibv_query_qp(3) always says 1. */
+static struct qp *qp_take(struct ibv_qp *ibv, const int *sq_sig_all)
 {
     struct qp *qp = (struct qp *)object_find(OBJECT_QP, ibv);
     struct context *context = (struct context *)object_find(OBJECT_CONTEXT, ibv->context);
@@ -370,8 +371,8 @@ struct qp *qp_of(struct ibv_qp *ibv)
     qp->receives.last = &qp->receives.first;
     struct ibv_qp_attr attributes;
     struct ibv_qp_init_attr initial = {.sq_sig_all = 1};
-    if (REAL(context->library, ibv_query_qp)(ibv, &attributes, IBV_QP_CAP, &initial) == 0)
-        qp->all_signaled = initial.sq_sig_all != 0;
+    if (REAL(context->library, ibv_query_qp)(ibv, &attributes, IBV_QP_CAP, &initial) == 0 || sq_sig_all != NULL)
+        qp->all_signaled = (sq_sig_all != NULL ? *sq_sig_all : initial.sq_sig_all) != 0;
     /* Its silent requests have completions too. */
     if (!qp->all_signaled && qp->send_cq != NULL && has_faults_at(AT_REQUEST)) {
         struct ibv_cq *queue = qp->send_cq->ibv;
@@ -379,6 +380,16 @@ struct qp *qp_of(struct ibv_qp *ibv)
         REAL(context->library, ibv_resize_cq)(queue, queue->cqe + (int)initial.cap.max_send_wr);
     }
     return qp;
+}
+
+struct qp *qp_of(struct ibv_qp *ibv)
+{
+    return qp_take(ibv, NULL);
+}
+
+struct qp *qp_made(struct ibv_qp *ibv, int sq_sig_all)
+{
+    return qp_take(ibv, &sq_sig_all);
 }
 
 void qp_forget(struct qp *qp)

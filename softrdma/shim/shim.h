@@ -195,6 +195,8 @@ struct context *context_of(unsigned library, struct ibv_context *ibv);
 struct channel *channel_of(struct ibv_comp_channel *ibv);
 struct cq *cq_of(struct ibv_cq *ibv);
 struct qp *qp_of(struct ibv_qp *ibv);
+/* The same, right after it was made with this attribute. */
+struct qp *qp_made(struct ibv_qp *ibv, int sq_sig_all);
 /* Before and after a call that creates. It has the lock meanwhile. rdma-core tells the kernel the descriptors of the
  * context and of the channel, so these have to be the library's: the context's for this time, the channel's in a copy,
  * which is the result. `copy` is room for it, and NULL if there is no channel to the object. */

@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from kit.helpers import sample
+from kit.helpers import host_of, sample
 from kit.processes import foreign_environment
 from kit.programs import built
-from kit.quirks import skip_where
+from kit.quirks import has_quirk
 
 from ndpy.faults.injection import Injection
 from ndpy.faults.scenario import Fault, Scenario
@@ -21,13 +21,15 @@ COUNT, RETRIES, FLUSHED = 6, 12, 5
 
 def run(adapter, options: str, injection: Injection | None = None) -> dict[str, list[str]]:
     """What completions.c prints, by the first word of its lines."""
-    skip_where(adapter, Quirk.IWARP_MANAGER_ONLY)
-    gids = [gid for gid in adapter.info.ports[0].gids if not gid.address.startswith("fe80")]
-    gid = min(gids, key=lambda gid: (gid.type != "RoCE v2", gid.index))
+    if has_quirk(adapter, Quirk.IWARP_MANAGER_ONLY):
+        way = host_of(adapter)
+    else:
+        gids = [gid for gid in adapter.info.ports[0].gids if not gid.address.startswith("fe80")]
+        way = str(min(gids, key=lambda gid: (gid.type != "RoCE v2", gid.index)).index)
     program = built(PROGRAM, "-rdynamic")
     environment = foreign_environment()
     done = subprocess.run(
-        [program, adapter.info.name, str(gid.index), str(COUNT), *options.split()],
+        [program, adapter.info.name, way, str(COUNT), *options.split()],
         env=injection.environment(environment) if injection else environment,
         capture_output=True,
         text=True,

@@ -1,5 +1,6 @@
-/* completions DEVICE GID_INDEX COUNT [OPTION ...]: prints what becomes of COUNT requests of one queue pair, and of the
- * receives of its peer in the same process.
+/* completions DEVICE GID_INDEX|ADDRESS COUNT [OPTION ...]: prints what becomes of COUNT requests of one queue pair, and
+ * of the receives of its peer in the same process. With an IPv4 address, the connection manager connects the two. That
+ * is for iWARP, where the kernel moves the queue pairs.
  *
  *   events     waits for events instead of polling
  *   solicited  the same, for solicited ones
@@ -13,9 +14,12 @@
  *
  * A line is "a|b WR_ID STATUS [ms]": a posts, b receives. The last one is "events N": how often it was woken.
  */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
+#include <netinet/in.h>
 #include <poll.h>
+#include <rdma/rdma_cma.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,12 +40,14 @@ static struct end {
     struct ibv_qp *qp;
     struct ibv_cq *cq;
     struct ibv_comp_channel *channel;
+    struct rdma_cm_id *id; /* NULL: not connected by the connection manager */
 } a = {.name = 'a'}, b = {.name = 'b'};
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct ibv_mr *mr;
 static struct ibv_srq *srq;
+static struct rdma_event_channel *connections;
 static char memory[2 * SIZE];
 static unsigned woken;
 
@@ -145,6 +151,54 @@ static void join(struct end *end, struct end *peer, int gid_index, union ibv_gid
     };
     move(end, &attributes,
          IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+}
+
+static struct rdma_cm_id *expect(enum rdma_cm_event_type type)
+{
+    struct rdma_cm_event *event;
+
+    if (rdma_get_cm_event(connections, &event) != 0)
+        fail("rdma_get_cm_event", errno);
+    if (event->event != type) {
+        printf("%s failed: %s, status %d\n", rdma_event_str(type), rdma_event_str(event->event), event->status);
+        exit(1);
+    }
+    struct rdma_cm_id *id = event->id;
+    rdma_ack_cm_event(event);
+    return id;
+}
+
+static void done(int result, const char *what)
+{
+    if (result != 0)
+        fail(what, errno);
+}
+
+static void join_managed(const char *host)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    struct rdma_cm_id *listener;
+
+    if (inet_pton(AF_INET, host, &address.sin_addr) != 1)
+        fail(host, EINVAL);
+    connections = need(rdma_create_event_channel(), "rdma_create_event_channel");
+    done(rdma_create_id(connections, &listener, NULL, RDMA_PS_TCP), "rdma_create_id");
+    done(rdma_bind_addr(listener, (struct sockaddr *)&address), "rdma_bind_addr");
+    done(rdma_listen(listener, 1), "rdma_listen");
+    address.sin_port = rdma_get_src_port(listener);
+    done(rdma_create_id(connections, &a.id, NULL, RDMA_PS_TCP), "rdma_create_id");
+    done(rdma_resolve_addr(a.id, NULL, (struct sockaddr *)&address, 2000), "rdma_resolve_addr");
+    expect(RDMA_CM_EVENT_ADDR_RESOLVED);
+    done(rdma_resolve_route(a.id, 2000), "rdma_resolve_route");
+    expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
+    struct rdma_conn_param parameters = {.qp_num = a.qp->qp_num, .responder_resources = 1, .initiator_depth = 1};
+    done(rdma_connect(a.id, &parameters), "rdma_connect");
+    b.id = expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    parameters.qp_num = b.qp->qp_num;
+    done(rdma_accept(b.id, &parameters), "rdma_accept");
+    expect(RDMA_CM_EVENT_ESTABLISHED);
+    expect(RDMA_CM_EVENT_ESTABLISHED);
+    done(rdma_destroy_id(listener), "rdma_destroy_id");
 }
 
 static void arm(struct end *end)
@@ -310,13 +364,16 @@ static void end(struct end *end)
     error = end->channel != NULL ? ibv_destroy_comp_channel(end->channel) : 0;
     if (error != 0)
         fail("ibv_destroy_comp_channel", error);
+    if (end->id != NULL)
+        done(rdma_destroy_id(end->id), "rdma_destroy_id");
 }
 
 int main(int argc, char **argv)
 {
     if (argc < 4)
         return 2;
-    int gid_index = atoi(argv[2]), count = atoi(argv[3]), devices_count;
+    bool managed = strchr(argv[2], '.') != NULL;
+    int gid_index = managed ? 0 : atoi(argv[2]), count = atoi(argv[3]), devices_count;
     union ibv_gid gid;
 
     for (char **option = argv + 4; *option != NULL; option++) {
@@ -348,8 +405,12 @@ int main(int argc, char **argv)
     }
     make(&a, count);
     make(&b, count);
-    join(&a, &b, gid_index, &gid);
-    join(&b, &a, gid_index, &gid);
+    if (managed) {
+        join_managed(argv[2]);
+    } else {
+        join(&a, &b, gid_index, &gid);
+        join(&b, &a, gid_index, &gid);
+    }
     if (options.events) {
         arm(&a);
         arm(&b);
@@ -366,6 +427,8 @@ int main(int argc, char **argv)
     printf("events %u\n", woken);
     end(&a);
     end(&b);
+    if (connections != NULL)
+        rdma_destroy_event_channel(connections);
     int error = srq != NULL ? ibv_destroy_srq(srq) : 0;
     if (error == 0)
         error = ibv_dereg_mr(mr);
