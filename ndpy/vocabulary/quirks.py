@@ -325,6 +325,13 @@ class Quirk(enum.Enum):
         workaround="the shim of `ndpy faults` keeps what the queue pair was made with",
     )
 
+    SIW_RESIZES_NO_QUEUE = _siw(
+        "siw cannot resize a completion queue. With the shim of `ndpy faults`, a queue needs room for the silent requests "
+        "too",
+        "Linux drivers/infiniband/sw/siw/siw_main.c, siw_device_ops: no resize_cq; seen on 6.1",
+        workaround="ndpy does not claim Capability.RESIZE_COMPLETION_QUEUE",
+    )
+
     # ---- iWARP ----
     #
     # softverbs has fewer of these quirks, also towards other iWARP ends: it asks them what they took by reads of no

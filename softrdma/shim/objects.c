@@ -374,7 +374,7 @@ static struct qp *qp_take(struct ibv_qp *ibv, const int *sq_sig_all)
     if (REAL(context->library, ibv_query_qp)(ibv, &attributes, IBV_QP_CAP, &initial) == 0 || sq_sig_all != NULL)
         qp->all_signaled = (sq_sig_all != NULL ? *sq_sig_all : initial.sq_sig_all) != 0;
     /* Its silent requests have completions too. */
-    if (!qp->all_signaled && qp->send_cq != NULL && has_faults_at(AT_REQUEST)) {
+    if (!qp->all_signaled && qp->send_cq != NULL) {
         struct ibv_cq *queue = qp->send_cq->ibv;
         qp->send_cq->slots += initial.cap.max_send_wr;
         REAL(context->library, ibv_resize_cq)(queue, queue->cqe + (int)initial.cap.max_send_wr);

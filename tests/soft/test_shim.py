@@ -23,6 +23,7 @@ from ndpy.platforms.verbs import softverbs
 RETRIES, FLUSHED = 12, 5
 LINKED = ("libibverbs.so.1", "librdmacm.so.1", "libsoftverbs.so")
 WAYS = [
+    "write list silent=3 room=2",
     "solicited",
     "srq",
     "write events silent=2",

@@ -9,7 +9,7 @@ import pytest
 from kit.helpers import host_of, sample
 from kit.processes import foreign_environment
 from kit.programs import built
-from kit.quirks import has_quirk
+from kit.quirks import has_quirk, skip_where
 
 from ndpy.faults.injection import Injection
 from ndpy.faults.scenario import Fault, Scenario
@@ -45,8 +45,10 @@ def run(adapter, options: str, injection: Injection | None = None) -> dict[str, 
     return found
 
 
-@pytest.mark.parametrize("options", sample(["events silent=3", "builder list", "srq"], 1))
+@pytest.mark.parametrize("options", sample(["events silent=3", "write list silent=3 room=2", "builder list", "srq"], 2))
 def test_a_scenario_without_faults_changes_nothing(adapter, options):
+    if "room" in options:
+        skip_where(adapter, Quirk.SIW_RESIZES_NO_QUEUE)
     with Injection(Scenario([]), "shim") as injection:
         with_shim = run(adapter, options, injection)
     plain = run(adapter, options)

@@ -10,6 +10,7 @@
  *   extended   extended completion queues
  *   builder    posts by ibv_wr_send() and the like
  *   list       posts all requests with one call
+ *   room=N     completion queues have room for N. Otherwise there is enough for all.
  *   first=MS   so long it waits for the first completion, otherwise 20 s; for those behind it 1 s
  *
  * A line is "a|b WR_ID STATUS [ms]": a posts, b receives. The last one is "events N": how often it was woken.
@@ -32,7 +33,7 @@
 
 static struct {
     bool events, solicited, write, srq, extended, builder, list;
-    int silent, first_ms;
+    int silent, first_ms, room;
 } options = {.silent = 1, .first_ms = 20000};
 
 static struct end {
@@ -77,13 +78,13 @@ static void make(struct end *end, int count)
         end->channel = need(ibv_create_comp_channel(context), "ibv_create_comp_channel");
     if (options.extended) {
         struct ibv_cq_init_attr_ex attributes = {
-            .cqe = count + 1,
+            .cqe = options.room,
             .channel = end->channel,
             .wc_flags = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_QP_NUM,
         };
         end->cq = ibv_cq_ex_to_cq(need(ibv_create_cq_ex(context, &attributes), "ibv_create_cq_ex"));
     } else
-        end->cq = need(ibv_create_cq(context, count + 1, NULL, end->channel, 0), "ibv_create_cq");
+        end->cq = need(ibv_create_cq(context, options.room, NULL, end->channel, 0), "ibv_create_cq");
     struct ibv_qp_cap cap = {
         .max_send_wr = count,
         .max_recv_wr = count,
@@ -376,6 +377,7 @@ int main(int argc, char **argv)
     int gid_index = managed ? 0 : atoi(argv[2]), count = atoi(argv[3]), devices_count;
     union ibv_gid gid;
 
+    options.room = count + 1;
     for (char **option = argv + 4; *option != NULL; option++) {
         options.solicited |= strcmp(*option, "solicited") == 0;
         options.events |= strcmp(*option, "events") == 0 || options.solicited;
@@ -385,6 +387,7 @@ int main(int argc, char **argv)
         options.builder |= strcmp(*option, "builder") == 0;
         options.list |= strcmp(*option, "list") == 0;
         sscanf(*option, "silent=%d", &options.silent);
+        sscanf(*option, "room=%d", &options.room);
         sscanf(*option, "first=%d", &options.first_ms);
     }
     struct ibv_device **devices = need(ibv_get_device_list(&devices_count), "ibv_get_device_list"), *device = NULL;
