@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,9 @@ import pytest
 from kit.deadlines import patient
 from kit.helpers import STRESS
 from two_ended import PROGRAMS
+
+from ndpy.faults.injection import Injection
+from ndpy.faults.scenario import Fault, Scenario
 
 #: A run takes about a second.
 MOST_RUNS = 200 if STRESS else 6
@@ -54,3 +58,33 @@ def test_examples_of_aio_end_cleanly_under_every_fault(tmp_path, name, end):
     assert not bad
     # An error that is told, and no traceback of what nobody has foreseen.
     assert not [run for run in runs if "Traceback" in run["output"]]
+
+
+OPENS = "import ndpy; ndpy.open_adapter('soft0').close()"
+
+
+def opened(folder: Path, fault: Fault) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """How a process ends that opens soft0, and what it leaks."""
+    statistics = folder / "statistics"
+    with Injection(Scenario([fault])) as injection:
+        environment = injection.environment() | {"SOFTVERBS_STATISTICS": str(statistics)}
+        done = subprocess.run(
+            [sys.executable, "-c", OPENS], env=environment, capture_output=True, text=True, timeout=patient(60)
+        )
+        injection.report().check()
+    # The connection manager keeps its adapter.
+    left = re.findall(r"^(?!adapter:).*, [1-9]\d* leaked$", statistics.read_text(), re.MULTILINE)
+    return done, left
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_an_adapter_that_refuses_to_deregister_once_is_opened_and_nothing_leaks(tmp_path, nth):
+    """Opening registers memory to see what the adapter can do."""
+    done, left = opened(tmp_path, Fault("errno", call="dereg_mr", errno="EBUSY", nth=nth))
+    assert (done.returncode, left) == (0, []), done.stderr
+
+
+def test_an_adapter_that_refuses_to_deregister_at_all_is_not_opened(tmp_path):
+    done, _ = opened(tmp_path, Fault("errno", call="dereg_mr", errno="EBUSY"))
+    assert done.returncode == 1
+    assert "DeviceBusyError: open adapter" in done.stderr

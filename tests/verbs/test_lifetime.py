@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import random
 import threading
@@ -16,6 +17,7 @@ from kit.helpers import (
     DEADLINE_S,
     SEED,
     STRESS,
+    Replacing,
     ask,
     assert_quiet,
     connect_pair,
@@ -38,7 +40,9 @@ from kit.helpers import (
 from kit.threads import Elsewhere, beside, in_threads
 
 import ndpy
-from ndpy import Access, Status
+from ndpy import Access, Capability, Status
+from ndpy.platforms.verbs import datagram_queue_pair
+from ndpy.platforms.verbs.native_calls import lib
 
 ORDERS = 400 if STRESS else 100
 # An allocator may keep this many bytes. At 10,000 cycles, a leak of one 64-byte object a cycle is more.
@@ -555,3 +559,31 @@ def test_kernel_resources_are_counted(adapter, keep):
     now = kernel_resources()
     assert (now["mr"], now["cq"], now["qp"]) == (before["mr"] + 1, before["cq"] + 1, before["qp"] + 1)
     assert before["pd"] >= 1
+
+
+@pytest.mark.parametrize("refusals", [1, 2])
+def test_memory_for_the_headers_of_datagrams_goes_although_the_adapter_refuses_at_first(
+    keep, adapter, monkeypatch, refusals
+):
+    """With two refusals the first close() raises, and the second one succeeds."""
+    require(adapter, Capability.DATAGRAMS)
+    queue_pair = keep(adapter.create_datagram_queue_pair(keep(adapter.create_completion_queue(8))))
+    numbers = iter([errno.EBUSY] * refusals)
+    freed = []
+
+    def deregister(region):
+        number = next(numbers, 0)
+        if not number:
+            freed.append(region)
+            number = lib.ibv_dereg_mr(region)
+        return number
+
+    with monkeypatch.context() as patch:
+        patch.setattr(datagram_queue_pair, "lib", Replacing(lib, ibv_dereg_mr=deregister))
+        if refusals == 2:
+            with pytest.raises(ndpy.DeviceBusyError):
+                queue_pair.close()
+            assert not queue_pair.closed
+        queue_pair.close()
+        assert queue_pair.closed
+    assert len(freed) == 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from typing import TYPE_CHECKING, Any
 
+from ndpy.errors import ProviderError
 from ndpy.objects.completion_queue import CompletionQueue
 from ndpy.objects.connection_parameters import ReadLimits
 from ndpy.objects.datagram_queue_pair import DatagramQueuePair, Destination
@@ -93,9 +95,16 @@ class VerbsDatagramQueuePair(DatagramQueuePair, VerbsQueuePair):
 
     def _native_free_slots(self, native: Any) -> None:
         super()._native_free_slots(native)
-        headers, self._headers = self._headers, None
-        if headers is not None:
-            check("close queue pair", lib.ibv_dereg_mr(headers))
+        # If the provider refuses, _release() tries again.
+        with contextlib.suppress(ProviderError):
+            self._free_headers()
+
+    def _release(self) -> None:
+        super()._release()
+        self._free_headers()
+
+    def _free_headers(self) -> None:
+        free_once(self, "_headers", "close queue pair", lib.ibv_dereg_mr)
 
     def _local_port(self) -> int:
         return self._adapter._port

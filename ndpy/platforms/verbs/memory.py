@@ -12,7 +12,7 @@ from ndpy import errors
 from ndpy.objects.memory import MemoryRegion, MemoryWindow
 from ndpy.objects.pending import Pending
 from ndpy.objects.resource import next_serial
-from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, free_once, lib
+from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, free_once, free_region, lib
 from ndpy.vocabulary import system_files
 from ndpy.vocabulary.flags import Access, Capability
 from ndpy.vocabulary.quirks import Quirk
@@ -228,7 +228,7 @@ class VerbsMemoryRegion(MemoryRegion):
         native = self._native
         if native is not None:
             self._handle = 0
-            lib.ibv_dereg_mr(native)
+            free_region(native)
 
     def _native_reregister(
         self, owner: Any, memory: tuple[int, int] | None, access: Access | None, domain: Adapter | None

@@ -161,6 +161,14 @@ def free_once(owner: Any, field: str, operation: str, call: Callable[[Any], int]
         raise
 
 
+def free_region(region: Any) -> int:
+    """Deregister a region that only this call knows. Returns 0, or an errno if the provider refuses twice.
+
+    After a refusal the region is as before, and nobody else can try again.
+    """
+    return int(lib.ibv_dereg_mr(region) and lib.ibv_dereg_mr(region))
+
+
 def check_errno(operation: str, result: int, message: str = "") -> None:
     """Raise if a librdmacm call, which returns 0, or -1 and sets errno, has failed."""
     if result:

@@ -8,7 +8,7 @@ import mmap
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ndpy.platforms.verbs.native_calls import ffi, has_symbol, lib, load_for
+from ndpy.platforms.verbs.native_calls import check, ffi, free_region, has_symbol, lib, load_for
 from ndpy.vocabulary.flags import Capability
 
 
@@ -65,25 +65,29 @@ def _probe_registration(domain: Any, library: int) -> Capability:
             change = lib.IBV_REREG_MR_CHANGE_ACCESS
             if not lib.ibv_rereg_mr(region, change, ffi.NULL, ffi.NULL, 0, 0):
                 found |= Capability.REREGISTRATION
-            lib.ibv_dereg_mr(region)
+            _free(region)
         if has_symbol(b"ibv_reg_mr_iova2", library):
             # Libraries with this function know the rights that an adapter may ignore.
             found |= Capability.RELAXED_ORDERING
             region = lib.ibv_reg_mr_iova2(domain, start, mmap.PAGESIZE, 0, lib.IBV_ACCESS_LOCAL_WRITE)
             if region != ffi.NULL:
                 found |= Capability.CHOSEN_ADDRESS
-                lib.ibv_dereg_mr(region)
+                _free(region)
     out = ffi.new("struct ndpy_registration *")
     if not lib.ndpy_register_null(domain, out):
         found |= Capability.NULL_REGIONS
-        lib.ibv_dereg_mr(ffi.cast("struct ibv_mr *", out.region))
+        _free(ffi.cast("struct ibv_mr *", out.region))
     if has_symbol(b"ibv_reg_dmabuf_mr", library):
         region = lib.ibv_reg_dmabuf_mr(domain, 0, mmap.PAGESIZE, 0, -1, lib.IBV_ACCESS_LOCAL_WRITE)
         if region != ffi.NULL:
-            lib.ibv_dereg_mr(region)
+            _free(region)
         elif ffi.errno == errno.EBADF:
             found |= Capability.DMABUF
     return found
+
+
+def _free(region: Any) -> None:
+    check("open adapter", free_region(region))
 
 
 def _probe_extended_queues(context: Any) -> Capability:
