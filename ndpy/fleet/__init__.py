@@ -10,7 +10,10 @@
 | `evidence.py` | how sure that is: the mathematics of `model.py` |
 | `topology.py` | which ends share a leaf, a rail, a node |
 | `engines/` | how the ranks are started and exchange words: MPI, ssh, a rendezvous |
-| `measure.py` | what a rank measures, alone and with a partner |
+| `measure.py` | what a rank measures, in a process for each adapter |
+| `pair.py` | how two ends measure with each other |
+| `flows.py` | how many ends write at the same time |
+| `patterns.py` | which ones do so, and which receivers are slow then |
 | `member.py` | what a rank does for rank 0 |
 | `compare.py` | which machines are unlike the majority |
 | `coordinator.py` | what rank 0 does: it gives out the work, collects results, and survives a rank that does not answer |

@@ -66,6 +66,11 @@ def duration(context: click.Context, parameter: click.Parameter, text: str) -> f
     "--full-mesh", is_flag=True, help="Let each adapter meet each other one, instead of a search in few rounds."
 )
 @click.option(
+    "--patterns",
+    is_flag=True,
+    help="After the pairs, let many write to one, and all at once. It loads the whole network.",
+)
+@click.option(
     "--topology",
     "topology_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -231,6 +236,7 @@ def _first(
         Options(
             rounds=options["rounds"],
             full_mesh=options["full_mesh"],
+            patterns=options["patterns"],
             topology=places,
             budget_s=options["budget"],
             join_s=options["join_s"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime
 import itertools
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ndpy
-from ndpy.fleet import compare, schedule
+from ndpy.fleet import compare, patterns, schedule
 from ndpy.fleet.engines.rendezvous import Hub, Message
 from ndpy.fleet.measure import TOKEN_SIZE
 from ndpy.fleet.results import End, Kind, Machine, Measurement, Pattern, Quantity, Report, Suspect
@@ -40,6 +41,7 @@ class Options:
     Attributes:
         rounds: the most rounds of a search.
         full_mesh: whether each end meets each other one, instead of a search.
+        patterns: whether many write to one, and all at once, after the pairs.
         topology: which ends share what.
         budget_s: no round begins later.
         join_s: how long the ranks have to come.
@@ -49,6 +51,7 @@ class Options:
 
     rounds: int = 12
     full_mesh: bool = False
+    patterns: bool = False
     topology: Topology = dataclasses.field(default_factory=unknown)
     budget_s: float = 600.0
     join_s: float = 60.0
@@ -92,7 +95,10 @@ class Coordinator:
         self._join()
         self._examine()
         before = self._read_counters()
-        self._measure()
+        deadline = time.monotonic() + self._options.budget_s
+        self._measure(deadline)
+        if self._options.patterns:
+            self._measure_patterns(deadline)
         after = self._read_counters()
         for rank, adapters in after.items():
             node = self._counters.setdefault(self._nodes[rank], {})
@@ -257,7 +263,7 @@ class Coordinator:
 
     # ---- in pairs ----
 
-    def _measure(self) -> None:
+    def _measure(self, deadline: float) -> None:
         self._ends = list(self._options.topology.place(self._ends))
         missing = self._options.topology.missing(self._ends) if self._options.topology != unknown() else ()
         if missing:
@@ -265,18 +271,20 @@ class Coordinator:
                 f"the topology does not have {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}"
             )
         self._search = Search(self._ends, rounds=self._options.rounds)
-        deadline = time.monotonic() + self._options.budget_s
         for pairs in self._full_mesh() if self._options.full_mesh else iter(self._search.next_round, None):
-            if time.monotonic() > deadline:
-                self._notes.append(
-                    f"the budget of {self._options.budget_s:g} s ended the run after {self._rounds} rounds"
-                )
+            if self._is_late(deadline):
                 return
             known = len(self._measurements)
             self._round(pairs)
             self._search.add(self._measurements[known:])
             self._search.without(*(at for at, end in enumerate(self._ends) if end.rank in self._lost), *self._out)
         self._notes.append(f"a full mesh of {self._rounds} rounds" if self._options.full_mesh else self._search.why)
+
+    def _is_late(self, deadline: float) -> bool:
+        if time.monotonic() <= deadline:
+            return False
+        self._notes.append(f"the budget of {self._options.budget_s:g} s ended the run after {self._rounds} rounds")
+        return True
 
     def _full_mesh(self) -> Iterator[Round]:
         return schedule.full_mesh(self._ends, same_node=len({end.node for end in self._ends}) == 1)
@@ -297,31 +305,12 @@ class Coordinator:
                 "pings": options.pings,
                 "write_s": options.write_s,
             }
-            place, addresses, port = self._reached[target]
-            asked.setdefault(self._ends[target].rank, []).append({**common, "place": place})
-            asked.setdefault(self._ends[source].rank, []).append(
-                {
-                    **common,
-                    "place": self._reached[source][0],
-                    "addresses": " ".join(addresses),
-                    "port": port,
-                    "same_machine": self._ends[source].node == self._ends[target].node,
-                }
-            )
-        answers: dict[tuple[int, int], Message] = {}
-        for rank, message, answer in self._ask(asked, options.pair_s + _GRACE_S):
-            answers[rank, message["place"]] = answer
-        for at in itertools.chain(*pairs):
-            answer = answers.get((self._ends[at].rank, self._reached[at][0]), {})
-            if answer.get("lost"):
-                self._out.add(at)
-                self._suspect_adapter(
-                    self._ends[at].rank, self._ends[at].adapter, f"is lost: {_why(answer, None, None)}"
-                )
+            asked.setdefault(self._ends[target].rank, []).append({**common, "place": self._reached[target][0]})
+            to_target = {**common, "place": self._reached[source][0], **self._way(source, target)}
+            asked.setdefault(self._ends[source].rank, []).append(to_target)
+        answers = self._answers(asked, itertools.chain(*pairs))
         for source, target in pairs:
-            self._add_pair(
-                source, target, *(answers.get((self._ends[at].rank, self._reached[at][0])) for at in (source, target))
-            )
+            self._add_pair(source, target, answers.get(source), answers.get(target))
         self._rounds += 1
         self._say(f"round {self._rounds}: {len(pairs)} pairs")
 
@@ -336,6 +325,75 @@ class Coordinator:
             value = float(told) if isinstance(told, (int, float)) and 0 < told < _PLAUSIBLE else None
             error = "" if value is not None else _why(answer, near, far)
             self._measurements.append(Measurement(self._rounds, Pattern.PAIRS, quantity, one, other, value, error))
+
+    def _way(self, source: int, target: int) -> Message:
+        """How an end reaches another one."""
+        _, addresses, port = self._reached[target]
+        same_machine = self._ends[source].node == self._ends[target].node
+        return {"addresses": " ".join(addresses), "port": port, "same_machine": same_machine}
+
+    def _answers(self, asked: dict[int, list[Message]], places: Iterable[int]) -> dict[int, Message]:
+        """Send each end of these places its message. An end whose process is gone is left out from then on."""
+        at_place = {(self._ends[at].rank, self._reached[at][0]): at for at in places}
+        answers: dict[int, Message] = {}
+        for rank, message, answer in self._ask(asked, self._options.pair_s + _GRACE_S):
+            at = at_place[rank, message["place"]]
+            answers[at] = answer
+            if answer.get("lost"):
+                self._out.add(at)
+                self._suspect_adapter(rank, self._ends[at].adapter, f"is lost: {_why(answer, None, None)}")
+        return answers
+
+    # ---- in patterns ----
+
+    def _measure_patterns(self, deadline: float) -> None:
+        for pairs in patterns.incast(self._ends, self._there()):
+            if self._is_late(deadline):
+                return
+            self._flows(Pattern.INCAST, pairs)
+        for target in patterns.doubtful(self._measurements):
+            for seed in (1, 2):
+                if self._is_late(deadline):
+                    return
+                self._flows(Pattern.INCAST, patterns.again(self._ends, self._there(), target, seed))
+        for pairs in patterns.all_at_once(self._ends, self._there()):
+            if self._is_late(deadline):
+                return
+            self._flows(Pattern.ALL, pairs)
+
+    def _there(self) -> list[int]:
+        """The ends that can take part."""
+        return [at for at, end in enumerate(self._ends) if end.rank not in self._lost and at not in self._out]
+
+    def _flows(self, pattern: Pattern, pairs: Round) -> None:
+        """A round in which each source writes to its target, all at the same time."""
+        there = set(self._there())
+        pairs = tuple(pair for pair in pairs if there.issuperset(pair))
+        token, senders = encode(secrets.token_bytes(TOKEN_SIZE)), collections.Counter(target for _, target in pairs)
+        partners, asked = dict(pairs), dict[int, list[Message]]()
+        for at in dict.fromkeys(itertools.chain(*pairs)):
+            message = {
+                "do": "flow",
+                "token": token,
+                "timeout_s": self._options.pair_s,
+                "write_s": self._options.write_s,
+                "place": self._reached[at][0],
+                "senders": senders[at],
+                **(self._way(at, partners[at]) if at in partners else {}),
+            }
+            asked.setdefault(self._ends[at].rank, []).append(message)
+        answers = self._answers(asked, itertools.chain(*pairs))
+        for source, target in pairs:
+            near, far = answers.get(source, {}), answers.get(target, {})
+            told, wrong = near.get("bandwidth_gbps"), near.get("sending") or far.get("receiving")
+            value = float(told) if isinstance(told, (int, float)) and 0 < told < _PLAUSIBLE and not wrong else None
+            why = wrong or near.get("error") or far.get("error") or "it did not answer"
+            error = "" if value is not None else printable(why)
+            self._measurements.append(
+                Measurement(self._rounds, pattern, Quantity.BANDWIDTH, source, target, value, error)
+            )
+        self._rounds += 1
+        self._say(f"round {self._rounds}: {pattern.value}, {len(pairs)} writers")
 
     # ---- the report ----
 
@@ -352,6 +410,10 @@ class Coordinator:
             *compare.unlike(machines),
             *(self._search.suspects() if self._search else ()),
         ]
+        # Who is slow with one partner is slow with many too.
+        known = {node for suspect in suspects for node in suspect.nodes}
+        slow = patterns.slow_receivers(self._ends, self._measurements)
+        suspects += [suspect for suspect in slow if known.isdisjoint(suspect.nodes)]
         return Report(
             began=(began or datetime.datetime.now(datetime.timezone.utc)).isoformat(timespec="seconds"),
             took_s=round(took_s, 3),

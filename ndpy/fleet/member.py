@@ -26,7 +26,7 @@ class Member:
         self._workers: dict[int, Worker] = {}
         #: The adapters whose worker has died or hangs, and why. They are not used again: their partners know its port.
         self._lost: dict[int, PeerLost] = {}
-        self._commands = {"examine": self._examine, "counters": self._counters, "pair": self._pair}
+        self._commands = {"examine": self._examine, "counters": self._counters, "pair": self._pair, "flow": self._flow}
         self._sending = threading.Lock()
         self._is_over = False
 
@@ -120,10 +120,22 @@ class Member:
     def _pair(self, arguments: Arguments) -> Message:
         place = arguments.integer("place", 0, len(self._adapters) - 1)
         timeout_s = arguments.seconds("timeout_s", _LONGEST_S)
+        asked = {"pings": arguments.integer("pings", 1, 10_000), **self._common(arguments, timeout_s)}
+        answer = self._call(place, "pair", timeout_s, **asked)
+        return {name: answer.get(name) for name in ("latency_us", "bandwidth_gbps")}
+
+    def _flow(self, arguments: Arguments) -> Message:
+        place = arguments.integer("place", 0, len(self._adapters) - 1)
+        timeout_s = arguments.seconds("timeout_s", _LONGEST_S)
+        asked = {"senders": arguments.integer("senders", 0, 64), **self._common(arguments, timeout_s)}
+        answer = self._call(place, "flow", timeout_s, **asked)
+        return {name: answer.get(name) for name in ("bandwidth_gbps", "sending", "receiving")}
+
+    def _common(self, arguments: Arguments, timeout_s: float) -> dict[str, Any]:
+        """The arguments that a pair and a flow have. They are the last ones."""
         asked: dict[str, Any] = {
             "token": arguments.text("token", TOKEN_SIZE * 2),
             "timeout_s": timeout_s,
-            "pings": arguments.integer("pings", 1, 10_000),
             "write_s": arguments.seconds("write_s", 60.0),
         }
         if arguments.has("addresses"):
@@ -131,5 +143,4 @@ class Member:
             asked["port"] = arguments.integer("port", 1, 65535)
             asked["same_machine"] = arguments.boolean("same_machine")
         arguments.finish()
-        answer = self._call(place, "pair", timeout_s, **asked)
-        return {name: answer.get(name) for name in ("latency_us", "bandwidth_gbps")}
+        return asked

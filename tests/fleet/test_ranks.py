@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ from kit.processes import Process, free_port
 
 pytestmark = pytest.mark.timeout(patient(120))
 
+STRESS = pytest.mark.skipif(not os.environ.get("NDPY_STRESS"), reason="it takes long: NDPY_STRESS")
 #: A pair has this long. A rank that hangs costs as much and 8 s.
 PAIR_S = 3
 OTHER_VERSION = (
@@ -71,6 +73,41 @@ def test_all_ranks_meet_and_nobody_is_a_suspect(ranks, size, words):
     # Of each pair a latency, and a bandwidth each way.
     times = 1 if words else 12 / 5
     assert len(report["measurements"]) == pytest.approx(3 * len(met) * times, abs=12)
+
+
+@STRESS
+def test_after_the_pairs_many_write_to_one_and_all_at_once(ranks):
+    run = ranks(3)
+    others = [run.start(rank) for rank in range(1, 3)]
+    run.first("--full-mesh", "--patterns").succeed(PROGRAM_DEADLINE_S)
+    for other in others:
+        assert other.succeed(PROGRAM_DEADLINE_S).err == ""
+    report = run.report()
+    assert report["suspects"] == []
+    flows = {name: [row for row in report["measurements"] if row[1] == name] for name in ("incast", "all")}
+    # Each receives once from the two others. Then all send at once, each to one and then to the other.
+    assert sorted(row[3:5] for row in flows["incast"]) == sorted(
+        [one, to] for to in range(3) for one in range(3) if one != to
+    )
+    assert sorted(row[3:5] for row in flows["all"]) == sorted(row[3:5] for row in flows["incast"])
+    assert all(row[5] > 0 for rows in flows.values() for row in rows)
+    assert len({row[0] for row in report["measurements"]}) == report["rounds"] == 3 + 3 + 2
+
+
+@STRESS
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_goes_during_the_patterns_is_named_and_the_others_go_on(ranks, how):
+    run = ranks(6)
+    others = [run.start(rank) for rank in range(1, 6)]
+    first = run.first("--full-mesh", "--patterns")
+    first.wait_for("incast", PROGRAM_DEADLINE_S, stream="err")
+    others[1].popen.send_signal(how)
+    try:
+        assert first.finish(PROGRAM_DEADLINE_S).status == 1
+    finally:
+        others[1].popen.send_signal(signal.SIGCONT)
+    assert [suspect["nodes"] for suspect in run.report()["suspects"]] == [["n2"]]
+    assert sum(row[1] == "all" and row[5] is not None for row in run.report()["measurements"]) > 10
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
