@@ -13,6 +13,7 @@ from typing import Any
 
 import ndpy
 from ndpy.fleet import compare, patterns, schedule
+from ndpy.fleet.counting import Counting
 from ndpy.fleet.engines.rendezvous import Hub, Message
 from ndpy.fleet.measure import TOKEN_SIZE
 from ndpy.fleet.results import End, Kind, Machine, Measurement, Pattern, Quantity, Report, Suspect
@@ -80,7 +81,7 @@ class Coordinator:
         #: For each end: its place at its rank, its addresses and its port.
         self._reached: list[tuple[int, list[str], int]] = []
         self._facts: dict[int, Message] = {}
-        self._counters: dict[str, dict[str, int]] = {}
+        self._counting = Counting()
         self._measurements: list[Measurement] = []
         self._suspects: list[Suspect] = []
         self._notes: list[str] = []
@@ -94,16 +95,11 @@ class Coordinator:
         """The whole run, until it is over or interrupted. Then report() has what was found."""
         self._join()
         self._examine()
-        before = self._read_counters()
+        self._count()
         deadline = time.monotonic() + self._options.budget_s
         self._measure(deadline)
         if self._options.patterns:
             self._measure_patterns(deadline)
-        after = self._read_counters()
-        for rank, adapters in after.items():
-            node = self._counters.setdefault(self._nodes[rank], {})
-            for name, value in _grown(before.get(rank, {}), adapters):
-                node[name] = max(node.get(name, 0), value)
         return self.report()
 
     def end(self) -> None:
@@ -252,14 +248,15 @@ class Coordinator:
             Suspect(Kind.ADAPTER, f"{node}/{adapter}", (node,), None, None, 1.0, 1, reason, "run `ndpy doctor` there")
         )
 
-    def _read_counters(self) -> dict[int, dict[str, dict[str, int]]]:
+    def _count(self) -> None:
+        """Read the counters of all, after a round or before the first."""
         found = {}
         asked = {rank: [{"do": "counters"}] for rank in self._alive()}
         for rank, _, answer in self._ask(asked, _COUNTERS_S):
             counters = answer.get("counters")
             if isinstance(counters, dict):
                 found[rank] = {name: value for name, value in counters.items() if isinstance(value, dict)}
-        return found
+        self._counting.add(self._rounds, found, self._nodes)
 
     # ---- in pairs ----
 
@@ -311,6 +308,7 @@ class Coordinator:
         answers = self._answers(asked, itertools.chain(*pairs))
         for source, target in pairs:
             self._add_pair(source, target, answers.get(source), answers.get(target))
+        self._count()
         self._rounds += 1
         self._say(f"round {self._rounds}: {len(pairs)} pairs")
 
@@ -392,6 +390,7 @@ class Coordinator:
             self._measurements.append(
                 Measurement(self._rounds, pattern, Quantity.BANDWIDTH, source, target, value, error)
             )
+        self._count()
         self._rounds += 1
         self._say(f"round {self._rounds}: {pattern.value}, {len(pairs)} writers")
 
@@ -403,7 +402,9 @@ class Coordinator:
         for node in sorted(set(self._nodes.values())):
             ranks = tuple(rank for rank, name in sorted(self._nodes.items()) if name == node)
             found, findings = compare.of_machine(self._facts[rank] for rank in ranks if rank in self._facts)
-            machines.append(Machine(node, ranks, found, findings, self._counters.get(node, {})))
+            rounds = self._counting.of(node)
+            counters = {name: sum(grown.values()) for name, grown in rounds.items()}
+            machines.append(Machine(node, ranks, found, findings, counters, rounds))
         suspects = [
             *self._lost.values(),
             *self._suspects,
@@ -440,13 +441,3 @@ def _why(answer: Message | None, near: Message | None, far: Message | None) -> s
     if other is not None and other.get("error"):
         return f"at the partner: {printable(other['error'])}"
     return "it did not answer"
-
-
-def _grown(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Counters that have grown, with the adapter's name before theirs."""
-    for adapter, counters in after.items():
-        former = before.get(adapter, {})
-        for name, value in counters.items():
-            was = former.get(name, 0)
-            if type(value) is int and type(was) is int and value > was:
-                yield f"{printable(adapter, 64)} {printable(name, 64)}", value - was

@@ -116,6 +116,7 @@ class Machine:
         facts: what is compared with the majority, by name, such as "mlx5_0 firmware": "22.38.1002", "mlx5_0 MTU": "4096".
         findings: of `ndpy doctor`: check, verdict, text and remedy.
         counters: what the counters of errors, retransmissions, pauses, ECN and discards grew by during the run, by name.
+        counter_rounds: the same for each round in which one grew: by name, then by the round's number as a string.
     """
 
     node: str
@@ -123,6 +124,7 @@ class Machine:
     facts: dict[str, str] = dataclasses.field(default_factory=dict)
     findings: tuple[dict[str, str], ...] = ()
     counters: dict[str, int] = dataclasses.field(default_factory=dict)
+    counter_rounds: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

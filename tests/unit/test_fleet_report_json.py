@@ -55,6 +55,7 @@ REPORTS = st.builds(
             facts=st.dictionaries(WORDS, WORDS, max_size=3),
             findings=several(st.dictionaries(WORDS, WORDS, max_size=3)),
             counters=st.dictionaries(WORDS, st.integers(-(2**53), 2**53), max_size=3),
+            counter_rounds=st.dictionaries(WORDS, st.dictionaries(WORDS, COUNTS, max_size=3), max_size=3),
         ),
         max_size=3,
         unique_by=lambda machine: machine.node,

@@ -122,6 +122,10 @@ def _machine(each: dict[str, Any]) -> Machine:
         facts=dict(each["facts"]),
         findings=tuple(dict(finding) for finding in each["findings"]),
         counters={name: int(value) for name, value in each["counters"].items()},
+        counter_rounds={
+            name: {turn: int(value) for turn, value in rounds.items()}
+            for name, rounds in each.get("counter_rounds", {}).items()
+        },
     )
 
 

@@ -11,6 +11,7 @@ from ndpy.fleet.report.statistics import (
     NAMES,
     Summary,
     figure,
+    grew_in,
     headline,
     medians,
     nodes,
@@ -194,7 +195,8 @@ def _machines(report: Report) -> Markup:
     for node in nodes(report):
         machine = said.get(node, Machine(node, ()))
         unlike = [f"{name} {value}" for name, value in machine.facts.items() if value != most[name]]
-        grown = [f"{name} +{by}" for name, by in machine.counters.items() if by > 0]
+        rounds = machine.counter_rounds
+        grown = [f"{name} +{by}{grew_in(rounds.get(name, {}))}" for name, by in machine.counters.items() if by > 0]
         found = [
             f"{each.get('verdict')} {each.get('check', '')}"
             for each in machine.findings

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ndpy.fleet.results import Kind, Measurement, Pattern, Quantity, Report, Suspect
 
+_MOST_ROUNDS = 8
 #: What each quantity is called.
 NAMES = {Quantity.LATENCY: "latency", Quantity.BANDWIDTH: "bandwidth"}
 
@@ -58,6 +59,13 @@ def medians(report: Report) -> dict[tuple[int, Quantity, str], float]:
             found.setdefault((each.target, each.quantity, "receives"), []).append(each.value)
     ordered = sorted(found, key=lambda key: (key[1].name, key[0], key[2]))
     return {key: statistics.median(found[key]) for key in ordered}
+
+
+def grew_in(rounds: Mapping[str, int]) -> str:
+    """The rounds in which a counter grew, for people: " in rounds 3, 7". Nothing if the report does not have them."""
+    shown = list(rounds)
+    more = f" and {len(shown) - _MOST_ROUNDS} more" if len(shown) > _MOST_ROUNDS else ""
+    return f" in round{'s' if len(shown) > 1 else ''} {', '.join(shown[:_MOST_ROUNDS])}{more}" if shown else ""
 
 
 def plural(count: int, word: str) -> str:

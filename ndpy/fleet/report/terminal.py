@@ -6,7 +6,7 @@ import click
 from rich.text import Text
 
 from ndpy.fleet.report.node_sets import fold
-from ndpy.fleet.report.statistics import NAMES, figure, headline, percent, summaries, title, verdict
+from ndpy.fleet.report.statistics import NAMES, figure, grew_in, headline, percent, summaries, title, verdict
 from ndpy.fleet.results import Report, Suspect
 from ndpy.tools.cli.channel import printable
 from ndpy.tools.output import new_table, print_table
@@ -55,11 +55,16 @@ def _print_summaries(report: Report) -> None:
 def _print_counters(report: Report) -> None:
     """The counters that grew the most."""
     grown = sorted(
-        ((by, machine.node, name) for machine in report.machines for name, by in machine.counters.items() if by > 0),
+        (
+            (by, machine.node, name, grew_in(machine.counter_rounds.get(name, {})))
+            for machine in report.machines
+            for name, by in machine.counters.items()
+            if by > 0
+        ),
         key=lambda each: (-each[0], *each[1:]),
     )
-    for by, node, name in grown[:_MOST_COUNTERS]:
-        _line(f"counter: {node} {name} +{by}")
+    for by, node, name, rounds in grown[:_MOST_COUNTERS]:
+        _line(f"counter: {node} {name} +{by}{rounds}")
     if len(grown) > _MOST_COUNTERS:
         _line(f"counter: {len(grown) - _MOST_COUNTERS} more grew")
 
