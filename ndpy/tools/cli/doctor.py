@@ -25,8 +25,10 @@ from ndpy.tools.output import (
     output_option,
     print_table,
     why_unwritten,
+    write_all,
     write_report,
 )
+from ndpy.tools.page import results
 from ndpy.vocabulary.info import is_address
 
 _STYLES = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
@@ -93,11 +95,12 @@ def _record(path: Path) -> None:
 @click.command(cls=JsonCommand, short_help="Find out what is wrong with RDMA on this machine.")
 @click.argument("adapter", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list of objects.")
+@output_option("html", "Write the findings to FILE as one HTML file.")
 @output_option(
     "record",
     "Describe this machine in FILE, for ndpy's tests. Names, addresses, GUIDs and serial numbers are replaced.",
 )
-def command(adapter: str | None, as_json: bool, record_file: Path | None) -> None:
+def command(adapter: str | None, as_json: bool, html_file: Path | None, record_file: Path | None) -> None:
     """Examine this machine: libraries or providers, drivers, permissions, adapters, and limits of this process.
 
     With ADAPTER (a name, NAME:PORT, an interface or an IP address), other adapters and ports are left out. soft0, the
@@ -113,7 +116,8 @@ def command(adapter: str | None, as_json: bool, record_file: Path | None) -> Non
     if adapter:
         # The processes that examine see it too, and the process ends with this command.
         os.environ["NDPY_ADAPTER"] = adapter
-    with beside_reports(record_file, *([STDOUT] if as_json and record_file == STDOUT else [])):
+    to_standard_output = [STDOUT] if as_json and STDOUT in (record_file, html_file) else []
+    with beside_reports(record_file, html_file, *to_standard_output):
         findings = examine(adapter)
         if as_json:
             click.echo(json.dumps([finding.to_dict() for finding in findings], indent=2))
@@ -123,4 +127,6 @@ def command(adapter: str | None, as_json: bool, record_file: Path | None) -> Non
             click.echo("doctor: " + ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items()))
     if record_file is not None:
         _record(record_file)
-    sys.exit(1 if any(finding.verdict is Verdict.FAIL for finding in findings) else 0)
+    html = results.doctor([finding.to_dict() for finding in findings]).encode()
+    unwritten = write_all("doctor", (html_file, lambda path: write_report(path, html)))
+    sys.exit(unwritten or int(any(finding.verdict is Verdict.FAIL for finding in findings)))

@@ -98,6 +98,7 @@ def _count(name: str, help: str, most: int | None = None, *, least: int = 1, **m
 @source_options
 @output_option("json", "Write the results to FILE as JSON.")
 @output_option("csv", "Write the results to FILE as CSV, a line for each size.")
+@output_option("html", "Write the results to FILE as one HTML file.")
 @output_option("plot", 'Draw the results to FILE (PNG, SVG or PDF). Needs matplotlib: pip install "ndpy[plot]".')
 @click.option(
     "--max-us",

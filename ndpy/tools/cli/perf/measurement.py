@@ -20,7 +20,8 @@ from ndpy.tools.cli.perf.limits import Limit, MinRate, parse_max_us
 from ndpy.tools.cli.perf.plan import ALL_SIZES, COMPLETE_EVERY, DEFAULT_DEPTH, Plan, Test
 from ndpy.tools.cli.perf.watch import Stalled
 from ndpy.tools.cli.sources import open_from, peer_name
-from ndpy.tools.output import STDOUT, beside_reports, write_all, write_json
+from ndpy.tools.output import STDOUT, beside_reports, write_all, write_json, write_report
+from ndpy.tools.page import results
 from ndpy.vocabulary.placement import placement_warning
 
 _INTERRUPTED = 130
@@ -112,7 +113,7 @@ class Measurement:
     def run(self) -> int:
         """Measure, report, and return the exit status."""
         run, options = self._run, self._options
-        with beside_reports(options["json_file"], options["csv_file"], options["plot_file"]):
+        with beside_reports(options["json_file"], options["csv_file"], options["html_file"], options["plot_file"]):
             try:
                 self._measure()
             except KeyboardInterrupt:
@@ -129,6 +130,7 @@ class Measurement:
             "perf",
             (options["json_file"], lambda path: write_json(path, run.to_dict())),
             (options["csv_file"], lambda path: report.write_csv(path, run)),
+            (options["html_file"], lambda path: write_report(path, results.perf(run.to_dict()).encode())),
             (options["plot_file"], lambda path: plot.write_plot(path, run)),
         )
         for text in run.broken:

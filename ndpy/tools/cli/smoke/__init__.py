@@ -20,7 +20,8 @@ from ndpy.tools.cli.smoke.runner import Runner, describe
 from ndpy.tools.cli.smoke.server import serve_client
 from ndpy.tools.cli.smoke.testbed import Testbed
 from ndpy.tools.cli.sources import open_from, source_options
-from ndpy.tools.output import beside_reports, output_option, write_all, write_json
+from ndpy.tools.output import beside_reports, output_option, write_all, write_json, write_report
+from ndpy.tools.page import results
 from ndpy.vocabulary.counters import changes
 from ndpy.vocabulary.flags import Capability
 from ndpy.vocabulary.quirks import is_software
@@ -34,6 +35,7 @@ _LEFT_OPEN = Check("load", "close", "the adapter can be closed after all checks"
 @click.argument("adapter", required=False)
 @output_option("json", "Write the results to FILE as JSON.")
 @output_option("junit", "Write the results to FILE as JUnit XML.")
+@output_option("html", "Write the results to FILE as one HTML file.")
 @click.option("--list", "list_only", is_flag=True, help="List the checks and what they claim. Run none.")
 @click.option(
     "--only", "groups", multiple=True, type=click.Choice(list(catalog.GROUPS)), metavar="GROUP",
@@ -48,6 +50,7 @@ def command(
     adapter: str | None,
     json_file: Path | None,
     junit_file: Path | None,
+    html_file: Path | None,
     list_only: bool,
     groups: tuple[str, ...],
     peer_host: str | None,
@@ -86,14 +89,16 @@ def command(
         return
     if (listen_at or client) and not serving:
         raise click.UsageError("--listen needs --serve")
-    if serving and (peer_host or json_file or junit_file or groups):
-        raise click.UsageError("--serve runs no checks. Give --peer, --json, --junit and --only to the other side")
+    if serving and (peer_host or json_file or junit_file or html_file or groups):
+        raise click.UsageError(
+            "--serve runs no checks. Give --peer, --json, --junit, --html and --only to the other side"
+        )
     begin()
     if serving:
         sys.exit(serve("smoke", DEFAULT_PORT, serve_client, adapter, listen_at, client, source, gid))
     run = report.Run(adapter or "no adapter", "no provider")
     run.details = {"started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
-    with beside_reports(json_file, junit_file):
+    with beside_reports(json_file, junit_file, html_file):
         with asking_for(adapter):
             status, stuck = _run_checks(run, adapter, groups, peer_host, timeout_s, source, gid)
         if run.errors_counted():
@@ -103,6 +108,7 @@ def command(
         "smoke",
         (json_file, lambda path: write_json(path, run.to_dict())),
         (junit_file, lambda path: report.write_junit(path, run)),
+        (html_file, lambda path: write_report(path, results.smoke(run.to_dict()).encode())),
     )
     status = status or unwritten
     if stuck:
