@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ndpy import Capability, errors, problems
 from ndpy.aio import life
+from ndpy.fleet.report import document, openmetrics
 from ndpy.objects import completion, connection_states
 from ndpy.vocabulary.queue_pair_attributes import CHANGES, QueuePairAttributes
 from ndpy.vocabulary.quirks import Quirk
@@ -172,6 +173,42 @@ def statuses() -> str:
     return "\n".join(lines)
 
 
+def fleet_fields() -> str:
+    """The fields of a fleet's report, from its schema. Lists of objects have a table of their own."""
+    whole = document.schema()
+    lines = [*_fields(whole["properties"])]
+    for name, title in (("machines", "A machine"), ("ends", "An end"), ("suspects", "A suspect")):
+        lines += ["", f"### {title}", "", *_fields(whole["properties"][name]["items"]["properties"])]
+    properties = whole["properties"]
+    names = [each["const"] for each in properties["measurement_fields"]["prefixItems"]]
+    rows = properties["measurements"]["items"]["prefixItems"]
+    lines += ["", "### A measurement", "", *_fields(dict(zip(names, rows, strict=True)))]
+    return "\n".join(lines)
+
+
+def _fields(properties: dict[str, dict[str, object]]) -> list[str]:
+    lines = ["| field | type | what it is |", "| --- | --- | --- |"]
+    for name, field in properties.items():
+        lines.append(f"| `{name}` | {_type(field)} | {field['description']} |")
+    return lines
+
+
+def _type(field: dict[str, object]) -> str:
+    values = field.get("enum") or ([field["const"]] if "const" in field else [])
+    if values:
+        return ", ".join(f"`{json.dumps(each)}`" for each in values)  # type: ignore[union-attr]
+    types = field["type"] if isinstance(field["type"], list) else [field["type"]]
+    return " or ".join(map(str, types))
+
+
+def fleet_metrics() -> str:
+    lines = ["| metric | labels | what it is |", "| --- | --- | --- |"]
+    for name, text in openmetrics.METRICS.items():
+        labels = ", ".join(f"`{label}`" for label in openmetrics.LABELS.get(name, ()))
+        lines.append(f"| `{name}` | {labels} | {text} |")
+    return "\n".join(lines)
+
+
 MAKERS: dict[str, Callable[[], str]] = {
     "floors": floors,
     "quirks": quirks,
@@ -181,6 +218,8 @@ MAKERS: dict[str, Callable[[], str]] = {
     "changes": changes,
     "problems": index_of_problems,
     "statuses": statuses,
+    "fleet_fields": fleet_fields,
+    "fleet_metrics": fleet_metrics,
 }
 
 

@@ -182,6 +182,16 @@ def test_openmetrics_holds_every_name_and_each_sample_once():
     assert samples(openmetrics.to_text(report(0)))
 
 
+def test_metrics_have_the_labels_that_the_reference_names():
+    whole = report(4, slow={"n1": 0.8})
+    machines = (replace(whole.machines[0], counters={"mlx5_0 discards": 3}), *whole.machines[1:])
+    text = openmetrics.to_text(replace(whole, machines=machines))
+    found = {
+        name: tuple(re.findall(r'(\w+)="', labels)) for name, labels in re.findall(r"^(ndpy_\w+)({.*})?", text, re.M)
+    }
+    assert found == {name: openmetrics.LABELS.get(name, ()) for name in openmetrics.METRICS}
+
+
 def test_the_names_of_metrics_are_legal_for_gauges():
     """Those endings belong to other types."""
     for name in openmetrics.METRICS:

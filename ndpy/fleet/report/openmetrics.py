@@ -33,6 +33,16 @@ METRICS = {
     "ndpy_fleet_latency_seconds": "The median of an adapter's latency with its partners.",
     "ndpy_fleet_counter_growth": "How much a counter of a node grew during the run.",
 }
+#: The labels of those that have some.
+LABELS = {
+    "ndpy_fleet_suspect_confidence_ratio": ("kind", "name"),
+    "ndpy_fleet_suspect_factor_ratio": ("kind", "name", "quantity"),
+    "ndpy_fleet_drain": ("node",),
+    "ndpy_fleet_measurements": ("pattern", "quantity", "result"),
+    "ndpy_fleet_bandwidth_bits_per_second": ("node", "adapter", "rank", "direction"),
+    "ndpy_fleet_latency_seconds": ("node", "adapter", "rank", "direction"),
+    "ndpy_fleet_counter_growth": ("node", "counter"),
+}
 _BY_QUANTITY = {
     Quantity.BANDWIDTH: ("ndpy_fleet_bandwidth_bits_per_second", 1e9),
     Quantity.LATENCY: ("ndpy_fleet_latency_seconds", 1e-6),
