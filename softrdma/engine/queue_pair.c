@@ -102,6 +102,7 @@ void qp_established(struct queue_pair *qp, struct stream *stream)
     qp->outbound_limit = smaller(stream->own_outbound, stream->peer_inbound);
     qp->acknowledgements = stream->peer_to_peer || qp->outbound_limit > 0;
     lock_release(&qp->lock);
+    socket_resets(&stream->socket);
 }
 
 bool qp_has_requests(struct queue_pair *qp)

@@ -155,12 +155,12 @@ static enum outcome take_send(struct queue_pair *qp, struct stream *stream, cons
                      : qp->srq != NULL ? srq_take(qp->srq, qp, &qp->receive)
                                        : ring_take(&qp->receives, &qp->receive);
         if (!taken) {
-            if (!qp->stalled && qp->srq == NULL)
+            if (!qp->stalled)
                 stream_set_timer(stream, NO_RECEIVE_MS);
             qp->stalled = true;
             return WAITS;
         }
-        if (qp->stalled && qp->srq == NULL)
+        if (qp->stalled)
             stream_clear_timer(stream);
         stream->after.srq |= qp->srq != NULL;
         qp->stalled = false;
@@ -421,8 +421,7 @@ bool qp_timeout(struct queue_pair *qp, struct stream *stream)
     lock_acquire(&qp->lock);
     bool finishing = qp->ending != QP_GOES_ON;
     qp->expired |= finishing;
-    bool overdue =
-        !finishing && qp->stalled && qp->srq == NULL && (qp->receives.count == 0 || qp->receive_due_ms > now_ms());
+    bool overdue = !finishing && qp->stalled && (qp->receives.count == 0 || qp->receive_due_ms > now_ms());
     if (overdue && waits_without_limit(qp) && !stream->peer_closed && !socket_peer_ended(&stream->socket))
         stream_set_timer(stream, NO_RECEIVE_MS);
     else if (overdue && wire_parse(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, stream->crc,

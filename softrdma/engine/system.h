@@ -97,7 +97,10 @@ unsigned socket_unanswered(struct socket *socket, uint32_t *silent_ms);
 bool socket_peer_ended(struct socket *socket);
 /* The local address of a socket that has connected. */
 void socket_connected(struct socket *socket, struct sockaddr_storage *local);
-/* Sends a FIN behind what was sent. */
+/* From now on a socket that is closed, also because the process ends, resets the connection. Otherwise its system would
+ * go on to send what has no room at the peer, and the peer would not learn that there is nobody. */
+void socket_resets(struct socket *socket);
+/* Sends a FIN behind what was sent. The socket resets no more. */
 void socket_end_sending(struct socket *socket);
 /* Ends all operations. Their callbacks follow, on the worker. */
 void socket_cancel(struct socket *socket, bool reset);

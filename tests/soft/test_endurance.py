@@ -8,11 +8,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from c_programs import number, run
-from kit.helpers import SEED, STRESS, rounds
+from kit.helpers import DEADLINE_S, SEED, STRESS, rounds
+
+import ndpy
 
 # ---- many connections ----
 
@@ -49,6 +52,43 @@ def test_what_is_made_and_closed_again_and_again_leaves_nothing_behind():
 def test_a_killed_peer_ends_requests_and_connection(during):
     """At once: its kernel says so. Every request completes, and nothing is left."""
     run("killed_peer", during, rounds(100, 4), SEED)
+
+
+SENDER = """
+import os, signal, sys
+import ndpy
+
+with ndpy.open_adapter("soft0") as adapter, adapter.create_completion_queue(16) as queue:
+    queue_pair = adapter.create_queue_pair(queue)
+    connector = adapter.connect(queue_pair, ("127.0.0.1", int(sys.argv[1])), timeout_s=30)
+    region = adapter.register(bytes(int(sys.argv[2])), ndpy.Access.NONE)
+    for _ in range(4):
+        queue_pair.send(region)
+    print("sent", flush=True)
+    sys.stdin.readline()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("size", [1_000, 100_000, 3_000_000])
+def test_a_peer_is_missed_that_dies_while_its_message_waits_for_a_receive(keep, size):
+    """A message waits for a shared queue without limit. The larger ones fill what TCP has room for, so that the peer's
+    system still has some of them, and can say nothing."""
+    adapter = keep(ndpy.open_adapter("soft0"))
+    queue = keep(adapter.create_completion_queue(16))
+    queue_pair = keep(adapter.create_queue_pair(queue, srq=keep(adapter.create_shared_receive_queue(4))))
+    listener = keep(adapter.listen(("127.0.0.1", 0)))
+    command = [sys.executable, "-c", SENDER, str(listener.address[1]), str(size)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sender:
+        assert sender.stdin is not None and sender.stdout is not None
+        connector = keep(listener.get_request(DEADLINE_S))
+        connector.accept(queue_pair, timeout_s=DEADLINE_S)
+        assert sender.stdout.readline() == "sent\n"
+        time.sleep(0.2)
+        with pytest.raises(ndpy.errors.TimeoutError):
+            connector.wait_disconnected(0)
+        sender.communicate("die\n", timeout=DEADLINE_S)
+        connector.wait_disconnected(DEADLINE_S)
 
 
 def test_a_stopped_peer_ends_nothing():

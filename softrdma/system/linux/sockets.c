@@ -231,10 +231,24 @@ void socket_connected(struct socket *socket, struct sockaddr_storage *local)
         socket_address(socket->handle, local);
 }
 
+static void set_reset(struct socket *socket, bool on)
+{
+    struct linger linger = {on, 0};
+
+    setsockopt(socket->handle, SOL_SOCKET, SO_LINGER, &linger, sizeof linger);
+}
+
+void socket_resets(struct socket *socket)
+{
+    if (channel_usable(socket->channel))
+        set_reset(socket, true);
+}
+
 void socket_end_sending(struct socket *socket)
 {
     if (!channel_usable(socket->channel))
         return;
+    set_reset(socket, false);
     struct direction *out = &socket->channel->out;
     lock_acquire(&out->lock);
     if (out->handle != NO_SOCKET)
@@ -244,12 +258,10 @@ void socket_end_sending(struct socket *socket)
 
 void socket_cancel(struct socket *socket, bool reset)
 {
-    struct linger linger = {1, 0};
-
     if (!channel_usable(socket->channel))
         return;
     if (reset)
-        setsockopt(socket->handle, SOL_SOCKET, SO_LINGER, &linger, sizeof linger);
+        set_reset(socket, true);
     struct io *receiving = close_direction(&socket->channel->in);
     struct io *sending = close_direction(&socket->channel->out);
     post_canceled(socket->worker, receiving);

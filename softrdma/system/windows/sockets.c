@@ -217,17 +217,28 @@ void socket_connected(struct socket *socket, struct sockaddr_storage *local)
 
 /* ---- The end ---- */
 
+static void set_reset(struct socket *socket, bool on)
+{
+    struct linger linger = {on, 0};
+
+    setsockopt(socket->handle, SOL_SOCKET, SO_LINGER, (const char *)&linger, sizeof linger);
+}
+
+void socket_resets(struct socket *socket)
+{
+    set_reset(socket, true);
+}
+
 void socket_end_sending(struct socket *socket)
 {
+    set_reset(socket, false);
     shutdown(socket->handle, SD_SEND);
 }
 
 void socket_cancel(struct socket *socket, bool reset)
 {
-    struct linger linger = {1, 0};
-
     if (reset)
-        setsockopt(socket->handle, SOL_SOCKET, SO_LINGER, (const char *)&linger, sizeof linger);
+        set_reset(socket, true);
     /* Under Wine, a send to a peer that does not read continues after its socket was closed. */
     CancelIoEx((HANDLE)socket->handle, NULL);
 }
