@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
@@ -84,22 +85,29 @@ class _Later(Coroutine[Any, Any, T]):
         self._make = make
         self.__name__ = self.__qualname__ = getattr(make, "__qualname__", repr(make))
 
-    def _begin(self) -> Coroutine[Any, Any, T]:
-        coroutine = self._make()
-        vars(self).update(send=coroutine.send, throw=coroutine.throw, close=coroutine.close)
-        return coroutine
+    def _begin(self, step: str, *arguments: Any) -> Any:
+        coroutine = None
+        try:
+            coroutine = self._make()
+            vars(self).update(send=coroutine.send, throw=coroutine.throw, close=coroutine.close)
+            return getattr(coroutine, step)(*arguments)
+        except BaseException:
+            # Ctrl-C may come before its first step. Python would complain of this one too.
+            if coroutine is not None and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                coroutine.close()
+            raise
 
     def send(self, value: Any) -> Any:
-        return self._begin().send(value)
+        return self._begin("send", value)
 
     def throw(self, *error: Any) -> Any:
-        return self._begin().throw(*error)
+        return self._begin("throw", *error)
 
     def close(self) -> None:
         pass
 
     def __await__(self) -> Generator[Any, Any, T]:
-        return self._begin().__await__()
+        return self._make().__await__()
 
 
 def start(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
