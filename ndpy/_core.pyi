@@ -140,8 +140,9 @@ class Adapter(Resource):
         The region keeps the buffer in place until it is closed.
 
         Parameters:
-            buffer: any object with the buffer protocol, 1 to info.max_registration_size bytes, at any address. Or the
-                (address, length) of memory that the caller keeps.
+            buffer: any contiguous buffer or array of 1 to info.max_registration_size bytes, at any address: an object with
+                the buffer protocol, __dlpack__ or __array_interface__. Or the (address, length) of memory that the caller
+                keeps.
             access: see Access; LOCAL_WRITE (1) unless given. If info.capabilities lacks REGION_ACCESS (NetworkDirect version
                 1), the adapter enforces no rights. Then ndpy itself refuses to receive or read into a region without
                 LOCAL_WRITE. Remote rights have no effect then: peers get rights from windows, and every region can have
@@ -823,6 +824,33 @@ class Owned(Uncopied):
 
     def __init__(self, free: Callable[..., Any], arguments: tuple[Any, ...], memory: Any = None, /) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Tensor(Uncopied):
+    """Tensor(capsule): takes a DLPack capsule, and calls its deleter when nothing refers to it any longer."""
+
+    def __init__(self, capsule: Any, /) -> None: ...
+    def describe(
+        self,
+    ) -> tuple[int, int, tuple[int, ...], tuple[int, ...] | None, tuple[int, int, int], tuple[int, int], int]:
+        """Return (data, offset, shape, strides or None, (code, bits, lanes), (device's type, its number), flags)."""
+
+class ArrayMemory(Uncopied):
+    """ArrayMemory(producer, owner, address, length, readonly, device): the bytes of an array, which exports them as a buffer if no device has them."""
+
+    def __init__(
+        self, producer: Any, owner: Any, address: int, length: int, readonly: bool, device: Any, /
+    ) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    @property
+    def producer(self) -> Any: ...
+    @property
+    def device(self) -> Any: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def readonly(self) -> bool: ...
 
 class KnownBuffer(Uncopied):
     """KnownBuffer(entry, rights, start, length, is_exported, changed, watch): a buffer whose entry was found before."""

@@ -142,6 +142,9 @@ struct buffer {
     void *internal;
 };
 
+/* The slot of a type that exports buffers, which the limited API names since 3.11. */
+enum { SLOT_GET_BUFFER = 1 };
+
 /* Keeps the memory of a buffer in place. */
 typedef struct {
     Reusable head;
@@ -155,6 +158,9 @@ Export *export_new(PyObject *object);
 /* Returns 1 with the memory of a memoryview. 0 if it is not writable, or if plain_view() of ndpy/objects/memory.py has
  * to judge it. */
 int plain_memory(PyObject *view, void **address, Py_ssize_t *length);
+
+/* What the slot of an object with such bytes does. Returns 0, or -1 with an error. */
+int export_bytes(PyObject *object, struct buffer *buffer, int flags, void *address, Py_ssize_t length, int is_readonly);
 
 /* ---- resource.c ---- */
 
@@ -542,6 +548,7 @@ int add_completions(PyObject *module);
 int add_work_queues(PyObject *module);
 int add_completion_queues(PyObject *module);
 int add_exports(PyObject *module);
+int add_arrays(PyObject *module);
 int add_leases(PyObject *module);
 int add_resources(PyObject *module);
 int add_adapters(PyObject *module);

@@ -12,15 +12,7 @@ PyTypeObject *export_type;
 static struct spares spare_exports;
 
 /* Slots and flags of the buffer protocol, which the limited API names since 3.11. */
-enum {
-    SLOT_GET_BUFFER = 1,
-    SLOT_RELEASE_BUFFER = 2,
-    WRITABLE = 1,
-    FORMAT = 4,
-    SHAPE = 8,
-    STRIDES = 0x18,
-    C_CONTIGUOUS = 0x38
-};
+enum { SLOT_RELEASE_BUFFER = 2, WRITABLE = 1, FORMAT = 4, SHAPE = 8, STRIDES = 0x18, C_CONTIGUOUS = 0x38 };
 
 typedef int (*get_buffer)(PyObject *object, struct buffer *buffer, int flags);
 typedef void (*release_buffer)(PyObject *object, struct buffer *buffer);
@@ -83,6 +75,28 @@ int plain_memory(PyObject *view, void **address, Py_ssize_t *length)
     release(view, &buffer);
     Py_DECREF(buffer.object);
     return is_plain;
+}
+
+int export_bytes(PyObject *object, struct buffer *buffer, int flags, void *address, Py_ssize_t length, int is_readonly)
+{
+    buffer->object = NULL;
+    if (is_readonly && flags & WRITABLE) {
+        PyErr_SetString(PyExc_BufferError, "it is read-only");
+        return -1;
+    }
+    *buffer = (struct buffer){.address = address,
+                              .object = Py_NewRef(object),
+                              .length = length,
+                              .item_size = 1,
+                              .is_readonly = is_readonly,
+                              .dimensions = 1};
+    if (flags & FORMAT)
+        buffer->format = "B";
+    if (flags & SHAPE)
+        buffer->shape = &buffer->length;
+    if ((flags & STRIDES) == STRIDES)
+        buffer->strides = &buffer->item_size;
+    return 0;
 }
 
 static PyObject *export_create(PyTypeObject *Py_UNUSED(type), PyObject *arguments, PyObject *Py_UNUSED(keywords))
@@ -217,23 +231,11 @@ static int owned_export(PyObject *object, struct buffer *buffer, int flags)
 {
     Owned *self = (Owned *)object;
 
+    if (self->memory.object)
+        return export_bytes(object, buffer, flags, self->memory.address, self->memory.length, 0);
     buffer->object = NULL;
-    if (!self->memory.object) {
-        PyErr_SetString(PyExc_BufferError, "it has no memory");
-        return -1;
-    }
-    *buffer = (struct buffer){.address = self->memory.address,
-                              .object = Py_NewRef(object),
-                              .length = self->memory.length,
-                              .item_size = 1,
-                              .dimensions = 1};
-    if (flags & FORMAT)
-        buffer->format = "B";
-    if (flags & SHAPE)
-        buffer->shape = &buffer->length;
-    if ((flags & STRIDES) == STRIDES)
-        buffer->strides = &buffer->item_size;
-    return 0;
+    PyErr_SetString(PyExc_BufferError, "it has no memory");
+    return -1;
 }
 
 static PyType_Slot owned_slots[] = {

@@ -236,6 +236,7 @@ static int (*const parts[])(PyObject *module) = {
     add_work_queues,
     add_completion_queues,
     add_exports,
+    add_arrays,
     add_leases,
     add_regions,
 };

@@ -20,7 +20,7 @@ from ndpy.aio.channel import SILENT, Channel
 from ndpy.aio.errors import ConnectionEndedError, ProtocolError
 from ndpy.aio.hub import Hub
 from ndpy.aio.life import ALIVE, USABLE, Event, Finally, Life
-from ndpy.aio.memory import Memory, length_of, room_of
+from ndpy.aio.memory import Memory, measured, measured_room
 from ndpy.aio.messages import Messages
 from ndpy.aio.protocol import Hello, Protocol
 from ndpy.aio.tasks import finish, in_thread, start
@@ -212,7 +212,7 @@ class Connection(Uncopied):
         cancellation.
 
         Parameters:
-            data: any contiguous buffer, a region, a slice of one, or a lease.
+            data: any contiguous buffer or array, a region, a slice of one, or a lease.
         Raises:
             LimitExceededError: it is longer than the peer's max_message_length.
             InvalidBufferError: the buffer has gaps, another order, or Python objects.
@@ -272,7 +272,7 @@ class Connection(Uncopied):
             ConnectionEndedError, ConnectionResetError, ProtocolError, ClosedError: the connection has ended.
         """
         self._life.require(USABLE)
-        await self._transfers.move(self.queue_pair.read, remote, into, room_of(into, "read"))
+        await self._transfers.move(self.queue_pair.read, remote, *measured_room(into, "read"))
 
     async def write(self, remote: RemoteMemory, data: Memory) -> None:
         """Write to memory of the peer, which its program does not notice. Return when the adapter needs `data` no more.
@@ -288,7 +288,7 @@ class Connection(Uncopied):
         Raises: as for read().
         """
         self._life.require(USABLE)
-        await self._transfers.move(self.queue_pair.write, remote, data, length_of(data))
+        await self._transfers.move(self.queue_pair.write, remote, *measured(data))
 
     @contextlib.asynccontextmanager
     async def expose(

@@ -7,35 +7,41 @@ from typing import Any
 
 from ndpy import errors
 from ndpy.cache.lease import Lease
+from ndpy.objects.arrays import ArrayMemory
 from ndpy.objects.memory import MemoryRegion, Sge, plain_view
 
-#: Memory that a transfer reads or fills: a buffer, or a region, a slice of one or a lease.
+#: Memory that a transfer reads or fills: a buffer or an array, or a region, a slice of one or a lease.
 Memory = Any
 
 
-def length_of(memory: Memory) -> int:
-    """The length of memory in bytes. Raises what plain_view() raises for an unusable buffer, however short it is."""
+def measured(memory: Memory) -> tuple[Memory, int]:
+    """Return (memory, its length in bytes). An array is asked once, and a view of its bytes takes its place.
+
+    Raises what plain_view() raises for unusable memory, however short it is.
+    """
     if isinstance(memory, (bytes, bytearray)):
-        return len(memory)
+        return memory, len(memory)
     if isinstance(memory, (MemoryRegion, Sge, Lease)):
-        return memory.length
-    return plain_view(memory).nbytes
+        return memory, memory.length
+    view = plain_view(memory)
+    # The cache finds a buffer by its identity.
+    return view if isinstance(view.obj, ArrayMemory) else memory, view.nbytes
 
 
-def room_of(memory: Memory, operation: str = "receive") -> int:
-    """The length of memory that will be filled. Also raises AccessViolationError if it cannot be."""
+def measured_room(memory: Memory, operation: str = "receive") -> tuple[Memory, int]:
+    """The same for memory that will be filled. Also raises AccessViolationError if it cannot be."""
     if isinstance(memory, bytearray):
-        return len(memory)
-    length = length_of(memory)
-    if isinstance(memory, Lease):
-        memory = memory[:length]
-    if isinstance(memory, (MemoryRegion, Sge)):
-        region = memory.region if isinstance(memory, Sge) else memory
+        return memory, len(memory)
+    kind = type(memory).__name__
+    memory, length = measured(memory)
+    element = memory[:length] if isinstance(memory, Lease) else memory
+    if isinstance(element, (MemoryRegion, Sge)):
+        region = element.region if isinstance(element, Sge) else element
         if not region._writable:
             raise _not_writable("region was registered without Access.LOCAL_WRITE", operation)
     elif isinstance(memory, bytes) or memoryview(memory).readonly:
-        raise _not_writable(f"{type(memory).__name__} is read-only", operation)
-    return length
+        raise _not_writable(f"{kind} is read-only", operation)
+    return memory, length
 
 
 def _not_writable(why: str, operation: str) -> errors.AccessViolationError:
@@ -58,6 +64,10 @@ def view_of(memory: Memory) -> Any:
 
 
 def _buffer_of(region: MemoryRegion) -> Any:
+    # What it keeps in place. An array may have other memory by now.
+    owner = region._owner
+    if isinstance(owner, memoryview):
+        return owner
     buffer = region.buffer
     if isinstance(buffer, tuple):
         address, length = buffer

@@ -16,7 +16,7 @@ from ndpy import errors
 from ndpy.aio.channel import Channel
 from ndpy.aio.errors import ConnectionEndedError, ConnectionResetError, ProtocolError
 from ndpy.aio.life import ALIVE, SENDING, Event, Finally
-from ndpy.aio.memory import Memory, length_of, room_of, view_of
+from ndpy.aio.memory import Memory, measured, measured_room, view_of
 from ndpy.aio.protocol import HEADER_LENGTH, Frame, Kind, Protocol
 from ndpy.aio.tasks import Turns, Waiters
 from ndpy.aio.transfers import Exposure, Transfers
@@ -74,7 +74,7 @@ class Messages(Uncopied):
         self.life.require(SENDING)
         protocol = self.protocol
         assert protocol is not None
-        length = length_of(data)
+        data, length = measured(data)
         if length > protocol.peer.max_message_length:
             raise errors.LimitExceededError(
                 f"a message of {length} bytes is longer than the {protocol.peer.max_message_length} "
@@ -141,7 +141,9 @@ class Messages(Uncopied):
         incoming = self.inbox.pop(0)
         frame = incoming.frame
         try:
-            room = frame.length if into is None else room_of(into)
+            room = frame.length
+            if into is not None:
+                into, room = measured_room(into)
             if frame.length > room:
                 raise errors.LimitExceededError(
                     f"a message of {frame.length} bytes is longer than the {room} that receive() was given"

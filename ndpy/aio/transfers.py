@@ -13,7 +13,7 @@ from ndpy import errors
 from ndpy.aio.channel import BIND, INDEX, SILENT, TRANSFER, Channel, error_of
 from ndpy.aio.hub import LONG_REGISTRATION, Hub
 from ndpy.aio.life import ALIVE, Finally
-from ndpy.aio.memory import Memory, length_of, part_of
+from ndpy.aio.memory import Memory, measured, part_of
 from ndpy.aio.tasks import finish, in_thread, start
 from ndpy.cache.lease import Lease
 from ndpy.objects.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
@@ -129,7 +129,7 @@ class Transfers(Uncopied):
 
     async def register(self, memory: Memory, access: Access) -> MemoryRegion:
         """Register memory with remote rights."""
-        length = length_of(memory)
+        memory, length = measured(memory)
         if isinstance(memory, (MemoryRegion, Sge, Lease)):
             memory = (memory.address, length)
         if length <= LONG_REGISTRATION:
@@ -321,7 +321,8 @@ class Exposure(Uncopied):
             transfers.hub.stay()
             return self._region.remote()
         local = Access.LOCAL_WRITE if int(access) & _LOCAL_WRITE else Access.NONE
-        element, self._lease = await transfers.lease(memory, length_of(memory), local)
+        memory, length = measured(memory)
+        element, self._lease = await transfers.lease(memory, length, local)
         windows = transfers.windows
         self._window = windows.pop() if windows else transfers.adapter.create_memory_window()
         return await transfers.bind(self._window, element, access, wait=wait)

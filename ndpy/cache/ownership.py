@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ndpy import _core, errors
-from ndpy.objects.memory import buffer_range
+from ndpy.objects.memory import buffer_range, plain_view
 from ndpy.objects.resource import Uncopied
 
 _lone_view = memoryview(bytearray(1))
@@ -35,19 +35,20 @@ class MemoryRange(Uncopied):
         root: the object that owns the memory. None for memory that the caller watches, MONITORED for memory that a
             monitor watches.
         watchable: whether a weak reference to the root shows the end of the memory.
+        is_whole: whether the root is an array that has no other memory than this, and may get other memory.
         entry: the entry in which it was found.
     """
 
-    __slots__ = ("end", "entry", "length", "root", "start", "view", "watchable")
+    __slots__ = ("end", "entry", "is_whole", "length", "root", "start", "view", "watchable")
 
     def __init__(self, buffer: Any, writable: bool, raw: bool, monitored: bool = False) -> None:
         self.view, self.start, self.length = buffer_range(buffer, writable)
         self.end = self.start + self.length
         self.entry: Any = None
         self.root: Any = None
-        self.watchable = False
+        self.watchable = self.is_whole = False
         if isinstance(self.view, memoryview):
-            self.root, self.watchable = _root(self.view)
+            self.root, self.watchable, self.is_whole = _root(self.view)
         if self.root is None and not raw:
             if not monitored:
                 raise errors.UnsupportedError(
@@ -89,25 +90,30 @@ class KnownBuffer(_core.KnownBuffer):
         self.reference = reference
 
 
-def _root(view: memoryview) -> tuple[Any, bool]:
-    """Return (the object that owns the memory of a view, or None; whether the memory ends when that object dies)."""
+def _root(view: memoryview) -> tuple[Any, bool, bool]:
+    """Return (the object that owns the memory of a view, or None; MemoryRange.watchable; MemoryRange.is_whole)."""
     found: Any = view.obj
     numpy = sys.modules.get("numpy")
+    if isinstance(found, _core.ArrayMemory):
+        found = found.producer
+        if numpy is None or not isinstance(found, numpy.ndarray):
+            return found, True, True
     while numpy is not None and isinstance(found, numpy.ndarray):
         base = found.base
         if isinstance(base, memoryview):
             base = base.obj
         if base is None:
             # NumPy does not resize an array that has weak references. So the array dies with its first memory.
-            return (found, True) if found.base is None and found.flags.owndata else (None, False)
-        try:
-            memoryview(base).release()
-        except (TypeError, ValueError, BufferError):
-            return found, False
+            return (found, True, False) if found.base is None and found.flags.owndata else (None, False, False)
+        if not isinstance(base, numpy.ndarray):
+            try:
+                memoryview(base).release()
+            except (TypeError, ValueError, BufferError):
+                return found, False, False
         found = base
     # alloc() makes an mmap or a buffer of cffi. Their memory lives as long as the object. Other objects may be resized,
     # such as an array or a bytearray, or nobody knows how long their memory lives.
-    return found, isinstance(found, mmap.mmap) or type(found).__module__ == "_cffi_backend"
+    return found, isinstance(found, mmap.mmap) or type(found).__module__ == "_cffi_backend", False
 
 
 class Owner(Uncopied):
@@ -119,7 +125,7 @@ class Owner(Uncopied):
         entries: the entries in its memory, in ascending order, without overlaps.
     """
 
-    __slots__ = ("dead", "entries", "key", "length", "starts", "view", "watch")
+    __slots__ = ("dead", "entries", "key", "length", "starts", "view", "watch", "whole")
 
     def __init__(self, request: MemoryRange, on_death: Callable[[Owner], None]) -> None:
         root = request.root
@@ -130,6 +136,7 @@ class Owner(Uncopied):
         self.watch: Callable[[], Any] | None = None
         self.view: memoryview | None = None
         self.length = _resizable_length(root)
+        self.whole = (request.start, request.length) if request.is_whole else None
         if request.watchable:
 
             def died(_: Any) -> None:
@@ -143,15 +150,15 @@ class Owner(Uncopied):
             else:
                 return
         if root is not None and root is not MONITORED:
-            self.view = memoryview(root)
+            self.view = plain_view(root)
 
     def is_of(self, request: MemoryRange) -> bool:
         """Whether this is still the owner of the range, with the same memory."""
-        if self.dead:
+        if self.dead or (request.is_whole and self.whole != (request.start, request.length)):
             return False
         if self.watch is not None:
             return self.watch() is request.root and self.length == _resizable_length(request.root)
-        return self.view is None or self.view.obj is request.root
+        return self.view is None or self.view.obj is request.root or request.is_whole
 
     def last_before(self, start: int) -> Any:
         """The last entry that begins at this address or before it, or None."""
@@ -200,7 +207,8 @@ def remember_buffer(
         watch = entry.watch
         known[key] = KnownBuffer(found, entry, False, None if watch is None else changed, watch, None)
         return
-    if found.root is None or found.root is MONITORED:
+    # An array is asked for its memory each time.
+    if found.root is None or found.root is MONITORED or isinstance(found.view.obj, _core.ArrayMemory):
         return
     # If the cache has an export of the object, the object lives as long as the entry.
     if entry.owner.view is None or buffer is not found.root:

@@ -60,6 +60,9 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
       registrations end.
     - The cache has an export of any other object (bytearray, array, ctypes, bytes). The object cannot be resized while
       it is cached (BufferError). When nothing else refers to it, a later miss drops it.
+    - Another array (DLPack, __array_interface__), such as a tensor, is watched and asked for its memory at each use. If
+      the memory has moved, it is registered anew. Call invalidate() before its storage is replaced more than once
+      between two uses (PyTorch's resize_() and set_()): it may come back to an address that it had.
     - Memory that no Python object owns needs monitor=True or raw=True. It comes as (address, length), or as a buffer
       that does not own it.
 

@@ -47,7 +47,7 @@ class DeviceMemory(AdapterObject, DeviceMemorySteps):
         """Copy bytes from a buffer into it.
 
         Parameters:
-            data: any contiguous buffer.
+            data: any contiguous buffer or array.
             offset: where they go. Some adapters copy multiples of 4 bytes only, to multiples of 4.
         Raises:
             ElementRangeError: the bytes are not all inside the memory.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Union
 from ndpy import _core
 from ndpy._core import Sge as Sge
 from ndpy.errors import AccessViolationError, ClosedError, InvalidBufferError, NdpyError, UnsupportedError
+from ndpy.objects.arrays import CONTIGUOUS, OBJECTS, array_memory
 from ndpy.objects.native_steps import RegionSteps, WindowSteps
 from ndpy.objects.pending import Pending
 from ndpy.objects.resource import AdapterObject, Uncopied, busy
@@ -331,9 +332,11 @@ class MemoryRegion(_core.MemoryRegion, AdapterObject, RegionSteps):
                 )
             if buffer is None and access is None and domain is None:
                 return
+            # An array may have other memory by now.
             owner, kept, address, length, rights = self._adapter._memory(
-                self.buffer if buffer is None else buffer, self.access if access is None else access
+                self._owner if buffer is None else buffer, self.access if access is None else access
             )
+            kept = self.buffer if buffer is None else kept
             self._native_reregister(
                 owner, None if buffer is None else (address, length), None if access is None else rights, domain
             )
@@ -547,41 +550,46 @@ _FIELD_NAMES = re.compile(":[^:]*:")
 
 
 def plain_view(buffer: Any) -> memoryview:
-    """Return a view of a buffer whose bytes lie one after the other, in the order of its elements.
+    """Return a view of a buffer or an array whose bytes lie one after the other, in the order of its elements.
 
     This alone decides what can be registered, sent, received into, read, written and exposed, however long it is. Only
     memory that C registers by itself does not come here, and this would allow all of it.
 
     Raises:
-        TypeError: it is not a buffer.
-        InvalidBufferError: its bytes have gaps or another order, or are addresses of Python objects.
+        TypeError: it is neither a buffer nor an array.
+        InvalidBufferError: its bytes have gaps or another order, or are addresses of Python objects. Or it does not give
+            its memory.
     """
     try:
         view = memoryview(buffer)
-    except TypeError:
-        raise TypeError(
-            f"{type(buffer).__name__} is not a buffer; give bytes, a bytearray, mmap, array, NumPy array or "
-            f"ndpy.alloc()"
-        ) from None
-    except (ValueError, BufferError) as error:
+    except (TypeError, ValueError, BufferError) as error:
+        return _view_of_array(buffer, error)
+    if not view.c_contiguous:
+        raise InvalidBufferError(f"the {type(buffer).__name__} {CONTIGUOUS}")
+    if "O" in view.format and "O" in _FIELD_NAMES.sub("", view.format):
+        raise InvalidBufferError(f"the {type(buffer).__name__} {OBJECTS}")
+    return view
+
+
+def _view_of_array(buffer: Any, error: Exception) -> memoryview:
+    """error: why there is no memoryview of it."""
+    memory = array_memory(buffer)
+    if memory is None:
+        name = type(buffer).__name__
+        if isinstance(error, TypeError):
+            raise TypeError(
+                f"{name} is not a buffer or an array; give bytes, a bytearray, mmap, array, NumPy array, tensor or "
+                f"ndpy.alloc()"
+            ) from None
         raise InvalidBufferError(
-            f"the {type(buffer).__name__} gives no view of its bytes ({error}); give a view as bytes or numbers, such "
-            f"as "
+            f"the {name} gives no view of its bytes ({error}); give a view as bytes or numbers, such as "
             "array.view('u1')"
         ) from None
-    if not view.c_contiguous:
+    if memory.device is not None:
         raise InvalidBufferError(
-            f"the {type(buffer).__name__} is not C-contiguous: its bytes have gaps, or another order than its "
-            f"elements; "
-            "give a contiguous copy (numpy.ascontiguousarray(), bytes()), or fill contiguous memory and copy from that"
+            f"the {type(buffer).__name__} is in memory of {memory.device}; copy it to the host's memory first"
         )
-    if "O" in view.format and "O" in _FIELD_NAMES.sub("", view.format):
-        raise InvalidBufferError(
-            f"the {type(buffer).__name__} holds Python objects, so its bytes are addresses, which mean nothing "
-            f"elsewhere; "
-            "give an array of numbers, or the bytes that pickle makes of it"
-        )
-    return view
+    return memoryview(memory)
 
 
 def address_of(view: memoryview) -> int:

@@ -19,7 +19,7 @@ LENGTHS = pytest.mark.parametrize("length", [SHORT, LONG])
 # Word for word, because programs meet it in every call.
 CONTIGUOUS = re.escape(
     "is not C-contiguous: its bytes have gaps, or another order than its elements; "
-    "give a contiguous copy (numpy.ascontiguousarray(), bytes()), or fill contiguous memory and copy from that"
+    "give a contiguous copy (numpy.ascontiguousarray(), tensor.contiguous(), bytes()), or fill contiguous memory and copy from that"
 )
 OBJECTS = "holds Python objects, so its bytes are addresses"
 
@@ -49,7 +49,6 @@ BAD = {
         OBJECTS,
     ),
     "objects of ctypes": (lambda length: (ctypes.py_object * (length // 8))(), OBJECTS),
-    "dates": (lambda length: numpy().zeros(length // 8, dtype="M8[s]"), "no view of its bytes"),
 }
 GOOD = {
     "bytearray": bytearray,
