@@ -10,6 +10,7 @@
 #   rig/setup.sh fleet      what `soft` needs, and what starts ranks of `ndpy fleet`: Open MPI, MPICH, Slurm, and ssh with ClusterShell
 #   rig/setup.sh venv       only the virtual environment .venv (PYTHON=python3.12 selects another Python)
 #   rig/setup.sh bench      the other Python packages, in .rig/bench, that tests and `make bench` compare ndpy with
+#   rig/setup.sh peers      .venv, and the programs that `make bench-peers` compares soft0 with
 #   rig/setup.sh wine       only the packages, .venv, and the Windows Python in .rig/wine
 
 set -eu
@@ -84,6 +85,11 @@ wine)
 bench)
     . "$rig/system.sh"
     provide_bench
+    ;;
+peers)
+    . "$rig/system.sh"
+    install_now ucx-utils iperf3 perftest || die "ucx-utils, iperf3 or perftest could not be installed"
+    make_venv
     ;;
 *) die "unknown part $1" ;;
 esac
