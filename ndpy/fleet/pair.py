@@ -18,6 +18,7 @@ from ndpy.tools.cli.serving import Answer
 _PING = 8
 _HELLO = 4096
 _SLAB = 65536
+#: So many writes are on the way, each to a place of its own. So the bytes of the last ones can be looked at.
 _OUTSTANDING = 16
 _DEPTH = 64
 
@@ -39,7 +40,7 @@ class Pair:
         self._stack = contextlib.ExitStack()
         #: A message of hello: where the other side may write, then a pattern.
         self._out, self._in = bytearray(_HELLO), bytearray(_HELLO)
-        self._slab, self._filled = bytearray(pattern(1, _SLAB)[:_SLAB]), bytearray(_SLAB)
+        self._slab, self._filled = bytearray(pattern(1, _SLAB)[:_SLAB]), bytearray(_OUTSTANDING * _SLAB)
 
     def __enter__(self) -> Pair:
         keep = self._stack.enter_context
@@ -160,8 +161,8 @@ class Pair:
                 f"a message of {_HELLO} bytes arrived with {length} bytes, the first wrong one at {wrong + len(own)}"
             )
         remote = ndpy.RemoteMemory.from_bytes(self._in[: len(own)])
-        if remote.length != _SLAB:
-            raise Fault(f"the partner offers {remote.length} bytes instead of {_SLAB}")
+        if remote.length != len(self._filled):
+            raise Fault(f"the partner offers {remote.length} bytes instead of {len(self._filled)}")
         self._expect()
         if not connects:
             self._say(_HELLO)
@@ -187,17 +188,17 @@ class Pair:
 
     def _write(self, remote: ndpy.RemoteMemory, seconds: float) -> float:
         """Write for so long, and then tell the partner. Returns the bandwidth in Gb/s."""
-        outstanding, done, began = 0, 0, time.perf_counter()
+        places = [remote[at : at + _SLAB] for at in range(0, len(self._filled), _SLAB)]
+        posted, done, began = 0, 0, time.perf_counter()
         while True:
             is_over = time.perf_counter() - began >= seconds and done > 0
-            while outstanding < _OUTSTANDING and not is_over:
-                self._queue_pair.write(self._slab_region, remote)
-                outstanding += 1
-            if is_over and not outstanding:
+            while posted - done < _OUTSTANDING and not is_over:
+                self._queue_pair.write(self._slab_region, places[posted % _OUTSTANDING])
+                posted += 1
+            if is_over and posted == done:
                 break
             for completion in self._sent.wait(timeout_s=self._left()):
                 completion.raise_for_status()
-                outstanding -= 1
                 done += 1
         took = time.perf_counter() - began
         self._say(_PING)
@@ -205,7 +206,8 @@ class Pair:
 
     def _wait_for_the_writes(self) -> None:
         self._hear()
-        if self._filled != self._slab:
-            wrong = next(at for at, (a, b) in enumerate(zip(self._filled, self._slab, strict=True)) if a != b)
-            raise Fault(f"the partner's writes of {_SLAB} bytes arrived with a wrong byte at {wrong}")
+        wanted = self._slab * _OUTSTANDING
+        if self._filled != wanted:
+            wrong = next(at for at, (a, b) in enumerate(zip(self._filled, wanted, strict=True)) if a != b)
+            raise Fault(f"the partner's writes of {_SLAB} bytes arrived with a wrong byte at {wrong % _SLAB}")
         self._expect()
