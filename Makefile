@@ -1,6 +1,6 @@
 # Each target sets up what it needs on a fresh Debian, Ubuntu or Fedora machine. Run it as root or with sudo.
 
-.PHONY: help setup venv softverbs smoke smoke-windows test test-freethreaded test-kernels test-hosts test-warnings stress lint docs wheels windows clean softnd softnd-check softnd-fuzz softrdma-coverage softnd-bench soft-bench mutants bench bench-windows bench-cache bench-asyncio bench-peers soak bench-register
+.PHONY: help setup venv softverbs smoke smoke-windows test test-freethreaded test-kernels test-hosts test-warnings stress lint docs wheels windows clean softnd softnd-check softnd-fuzz softrdma-coverage softnd-bench soft-bench mutants bench bench-windows bench-cache bench-asyncio bench-peers bench-scale soak bench-register
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -41,6 +41,7 @@ export PYTHON SOFTROCE ARGS
 ## make bench-cache     compare a hit of the registration cache with a registration
 ## make bench-asyncio   measure what asyncio costs beside a Poller, and long messages beside plain writes
 ## make bench-peers     measure soft0 and ndpy.aio beside asyncio's streams, uvloop, UCX and iperf3
+## make bench-scale     measure how costs grow with the number of regions, queue pairs, connections and so on
 ## make bench-register  compare registering 64 buffers one by one and all at once, on rxe and softnd
 ## make bench-windows   the part of make bench on softnd
 ## make docs            build the documentation's site, in docs/_build/html
@@ -170,6 +171,10 @@ bench-peers:
 	@rig/setup.sh peers
 	@.venv/bin/python -m compileall -q ndpy benchmarks
 	.venv/bin/python benchmarks/peers.py --json bench-peers.json
+
+bench-scale: venv
+	@.venv/bin/python -m compileall -q ndpy benchmarks
+	.venv/bin/python benchmarks/scale.py --json bench-scale.json --plot bench-scale.png --plot bench-scale.svg
 
 softverbs: venv
 	@ls -l ndpy/platforms/verbs/soft

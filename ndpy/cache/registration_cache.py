@@ -40,8 +40,8 @@ _log = logger("ndpy.cache")
 
 _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 
-# How many owners one miss examines. The limit keeps the cost of a miss from growing with the cache.
-_LOOKS = 64
+# How many owners one miss examines, so that its cost does not grow with the cache. A miss adds one owner at most.
+_LOOKS = 16
 
 
 class RegistrationCache(_core.LeaseFinder, AdapterObject):

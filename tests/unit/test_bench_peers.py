@@ -1,4 +1,5 @@
-"""`make bench-peers` judges right, from given figures, and its echo runs over each transport."""
+"""`make bench-peers` and `make bench-scale` judge right, from given figures. The echo runs over each transport, and each
+row of the growth with its smallest number."""
 
 import subprocess
 import sys
@@ -13,6 +14,7 @@ if not FOLDER.is_dir():
 sys.path.insert(0, str(FOLDER))
 
 import peers  # noqa: E402
+import scale  # noqa: E402
 
 sys.path.remove(str(FOLDER))
 
@@ -61,3 +63,30 @@ def test_the_echo_runs_over_each_transport(transport, how):
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) > 0
     assert not done.stderr
+
+
+# ---- growth ----
+
+
+@pytest.mark.parametrize(("power", "factor"), [(0, 1.0), (1, 100.0), (0.5, 10.0)])
+def test_the_exponent_is_the_slope_of_the_logarithms(power, factor):
+    points = {number: 3 * number**power for number in (10, 100, 1000)}
+    assert scale.exponent(points) == pytest.approx(power)
+    assert scale.growth(points) == pytest.approx(factor)
+
+
+def test_a_cost_that_falls_does_not_grow():
+    assert scale.growth({10: 3.0, 100: 2.0, 1000: 2.2}) == pytest.approx(1.1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the growth is measured on soft0, which is of Linux")
+def test_the_growth_runs_and_is_drawn(tmp_path):
+    drawn = [tmp_path / "scale.png", tmp_path / "scale.svg"]
+    words = ["--most", "10", "writes", "pollers", "server", *(word for file in drawn for word in ("--plot", str(file)))]
+    command = [sys.executable, str(FOLDER / "scale.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(";")[0] for line in done.stdout.splitlines()] == [
+        scale.ROWS[name].what.split(";")[0] for name in ("writes", "pollers", "server")
+    ]
+    assert all(file.stat().st_size > 1000 for file in drawn)
