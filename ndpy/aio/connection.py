@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import math
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -272,7 +272,7 @@ class Connection(Uncopied):
             ConnectionEndedError, ConnectionResetError, ProtocolError, ClosedError: the connection has ended.
         """
         self._life.require(USABLE)
-        await self._transfers.move(self.queue_pair.read, remote, *measured_room(into, "read"))
+        await self._transfers.move(self.queue_pair.read, (remote, *measured_room(into, "read")))
 
     async def write(self, remote: RemoteMemory, data: Memory) -> None:
         """Write to memory of the peer, which its program does not notice. Return when the adapter needs `data` no more.
@@ -288,7 +288,33 @@ class Connection(Uncopied):
         Raises: as for read().
         """
         self._life.require(USABLE)
-        await self._transfers.move(self.queue_pair.write, remote, *measured(data))
+        await self._transfers.move(self.queue_pair.write, (remote, *measured(data)))
+
+    async def read_many(self, pairs: Iterable[tuple[RemoteMemory, Memory]]) -> None:
+        """Read many pieces of the peer's memory. Return when the bytes of all are there.
+
+        All pieces are checked before the first is read. The requests are posted together, as far as there is room for
+        them. If this is cancelled, or a piece fails, it ends when the adapter no longer writes to any of the memory.
+
+        Parameters:
+            pairs: (remote, into) of each piece, as for read(). The order in which they are filled is not known.
+        Raises: as for read().
+        """
+        self._life.require(USABLE)
+        pieces = [(remote, *measured_room(into, "read")) for remote, into in pairs]
+        await self._transfers.move(self.queue_pair.read, *pieces)
+
+    async def write_many(self, pairs: Iterable[tuple[RemoteMemory, Memory]]) -> None:
+        """Write many pieces to the peer's memory. Return when the adapter no longer needs the data.
+
+        The pieces are checked and posted as by read_many(). They are written in their order, and arrive as write() says.
+
+        Parameters:
+            pairs: (remote, data) of each piece, as for write().
+        Raises: as for read().
+        """
+        self._life.require(USABLE)
+        await self._transfers.move(self.queue_pair.write, *[(remote, *measured(data)) for remote, data in pairs])
 
     @contextlib.asynccontextmanager
     async def expose(

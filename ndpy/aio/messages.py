@@ -170,7 +170,7 @@ class Messages(Uncopied):
         assert frame.remote is not None
         self.reading[frame.number] = incoming
         try:
-            await self._transfers.move(self._channel.queue_pair.read, frame.remote, target, frame.length)
+            await self._transfers.move(self._channel.queue_pair.read, (frame.remote, target, frame.length))
         except errors.AccessViolationError:
             if life.alive:
                 # It was not posted, for example because `into` is not mapped.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,9 @@ if TYPE_CHECKING:
     from ndpy.objects.completion import Completion
 
 # How many transfers of this end are outstanding at once. Others wait.
-_TRANSFERS = 16
+_TRANSFERS = 64
+# How many of them one completion is for, so that the next ones are posted while these are under way.
+_AT_ONCE = 32
 # How many binds may be posted without a completion. They have ended when a later bind or invalidate has.
 _SILENT_BINDS = 4
 # How many requests all of that is at most, with a probe.
@@ -38,13 +39,13 @@ _SINK = Access.LOCAL_WRITE | Access.READ_SINK
 _LOCAL_WRITE = int(Access.LOCAL_WRITE)
 
 
+#: What is transferred: memory of the peer, memory of this end, and how many bytes.
+Piece = tuple[RemoteMemory, Memory, int]
+
+
 def has_usable_windows(adapter: Adapter) -> bool:
     """Whether what is exposed is behind memory windows. Otherwise it is a region of its own."""
     return Capability.MEMORY_WINDOWS in adapter.info.capabilities and Quirk.RXE_BINDS_AGAIN not in adapter._quirks
-
-
-def _post_with(post: Callable[..., None], part: Sge, remote: RemoteMemory, context: int) -> None:
-    post(part, remote, context=context)
 
 
 class Transfers(Uncopied):
@@ -64,6 +65,9 @@ class Transfers(Uncopied):
         self.has_windows = has_usable_windows(hub.adapter)
         self.under_way: dict[int, asyncio.Future[BaseException | None]] = {}
         self._last = 0
+        #: How many requests end with this one, if it is not the only one.
+        self._counts: dict[int, int] = {}
+        self._silent_failure: BaseException | None = None
         self._room = asyncio.Semaphore(_TRANSFERS)
         self.windows: list[MemoryWindow] = []
         #: How many binds were posted without a completion, and how many of these have ended.
@@ -163,43 +167,113 @@ class Transfers(Uncopied):
             # What a connection has lent may be in use for longer than the connection, and so is the hub.
             await self.hub.leave()
 
-    async def move(self, post: Callable[..., None], remote: RemoteMemory, memory: Memory, length: int) -> None:
+    async def move(self, post: Callable[..., None], *pieces: Piece) -> None:
         """Read or write. All requests that were posted have ended when this ends, and nothing holds the memory."""
         try:
-            await self._move(post, remote, memory, length)
+            await self._move(post, pieces)
         except BaseException as error:
             _forget_locals(error)
             raise
 
-    async def _move(self, post: Callable[..., None], remote: RemoteMemory, memory: Memory, length: int) -> None:
-        if not isinstance(remote, RemoteMemory):
-            raise TypeError(f"remote is the peer's memory as a RemoteMemory, not {type(remote).__name__}")
-        if length > remote.length:
-            raise errors.ElementRangeError(f"{length} bytes do not fit the {remote.length} bytes of the peer's memory")
-        if not length:
-            return
+    async def _move(self, post: Callable[..., None], pieces: tuple[Piece, ...]) -> None:
+        for remote, _, length in pieces:
+            if not isinstance(remote, RemoteMemory):
+                raise TypeError(f"remote is the peer's memory as a RemoteMemory, not {type(remote).__name__}")
+            if length > remote.length:
+                raise errors.ElementRangeError(
+                    f"{length} bytes do not fit the {remote.length} bytes of the peer's memory"
+                )
         access = _SINK if post == self._channel.queue_pair.read else Access.NONE
         longest = self.adapter.info.max_transfer_length
         posted: list[asyncio.Future[BaseException | None]] = []
-        element, lease = await self.lease(memory, length, access)
-        async with Finally(self.life, lambda: self._end_move(posted, lease)):
-            for start in range(0, length, longest):
-                end = min(start + longest, length)
-                part = element if end - start == length else part_of(element, start, end)
-                target = remote if end - start == remote.length else remote[start:end]
-                posted.append(await self.begin(functools.partial(_post_with, post, part, target)))
+        leases: list[Lease] = []
+        requests: list[tuple[Sge, RemoteMemory]] = []
+        async with Finally(self.life, lambda: self._end_move(posted, leases)):
+            for remote, memory, length in pieces:
+                if not length:
+                    continue
+                element, lease = await self.lease(memory, length, access)
+                if lease is not None:
+                    leases.append(lease)
+                for start in range(0, length, longest):
+                    end = min(start + longest, length)
+                    part = element if end - start == length else part_of(element, start, end)
+                    requests.append((part, remote if end - start == remote.length else remote[start:end]))
+            place = 0
+            while place < len(requests):
+                place += await self._begin_some(post, requests, place, posted)
             for future in posted:
-                await asyncio.shield(future)
+                if not future.done():
+                    await asyncio.shield(future)
         for future in posted:
             failure = future.result()
             if failure is not None:
                 raise failure
 
-    async def _end_move(self, posted: list[asyncio.Future[BaseException | None]], lease: Lease | None) -> None:
+    async def _begin_some(
+        self,
+        post: Callable[..., None],
+        requests: list[tuple[Sge, RemoteMemory]],
+        place: int,
+        posted: list[asyncio.Future[BaseException | None]],
+    ) -> int:
+        """Post as many requests from this place on as there is room for. Returns how many. Only the last one completes.
+
+        posted: gets the future of their end, even if this raises in the middle.
+        """
+        room = self._room
+        await room.acquire()
+        count, most = 1, min(len(requests) - place, _AT_ONCE)
+        while count < most and not room.locked():
+            await room.acquire()
+            count += 1
+        number = self._next_number()
+        context = self._channel.base | TRANSFER
+        begun = 0
+
+        def post_all(last: int) -> None:
+            nonlocal begun
+            for part, target in requests[place : place + count - 1]:
+                post(part, target, context=context, flags=SILENT)
+                begun += 1
+            part, target = requests[place + count - 1]
+            post(part, target, context=last)
+            begun = count
+
+        future = self.under_way[number] = self.life.loop.create_future()
+        self._counts[number] = count
+        try:
+            self._post(TRANSFER | number, post_all)
+        except BaseException:
+            self._after_refusal(number, begun)
+            raise
+        finally:
+            if begun:
+                posted.append(future)
+        return count
+
+    def _after_refusal(self, number: int, begun: int) -> None:
+        """A request was refused. What was posted before it would end without a completion."""
+        if begun == self._counts[number]:
+            return
+        if begun and self.life.alive:
+            try:
+                self._channel.write_nothing(self._channel.base | TRANSFER | number)
+            except errors.NdpyError as error:
+                self.life.end(str(error), error)
+            else:
+                return
+        for _ in range(self._counts.pop(number)):
+            self._room.release()
+        future = self.under_way.pop(number)
+        future.set_result(self.life.error() if begun else None)
+
+    async def _end_move(self, posted: list[asyncio.Future[BaseException | None]], leases: list[Lease]) -> None:
         try:
             await self.let_go(*posted)
         finally:
-            await self.give_back(lease)
+            for lease in leases:
+                await self.give_back(lease)
 
     def _post(self, context: int, post: Callable[[int], None]) -> None:
         self.life.require(ALIVE)
@@ -216,14 +290,18 @@ class Transfers(Uncopied):
         """Post a request when there is room for it. Returns a future of its end."""
         await self._room.acquire()
         try:
-            self._last = (self._last + 1) & INDEX
-            number = self._last
+            number = self._next_number()
             self._post(TRANSFER | number, post)
         except BaseException:
             self._room.release()
             raise
         future = self.under_way[number] = self.life.loop.create_future()
         return future
+
+    def _next_number(self) -> int:
+        # 0 is the number of those without a completion.
+        self._last = (self._last + 1) & INDEX or 1
+        return self._last
 
     async def delivered(self) -> asyncio.Future[Any] | None:
         """Returns a future that ends when the peer's adapter has everything that was posted. None if there is no room."""
@@ -259,10 +337,18 @@ class Transfers(Uncopied):
 
     def _on_transfer(self, number: int, completion: Completion) -> None:
         """The request with this number has completed."""
-        self._room.release()
+        if not number:
+            self._silent_failure = self._silent_failure or self._why(completion)
+            return
+        count = self._counts.pop(number, 1)
+        for _ in range(count):
+            self._room.release()
         future = self.under_way.pop(number, None)
         if future is not None and not future.done():
-            future.set_result(None if completion.ok else self._why(completion))
+            failure = None if completion.ok else self._why(completion)
+            if failure is not None and count > 1:
+                failure = self._silent_failure or failure
+            future.set_result(failure)
 
     def _why(self, completion: Completion) -> BaseException:
         """What a task raises for a failed transfer."""
