@@ -11,6 +11,8 @@ import pytest
 from kit.deadlines import PROGRAM_DEADLINE_S, patient
 from kit.processes import Process, free_port
 
+from ndpy.fleet.engines.mpi import MEET_S
+
 if not os.environ.get("NDPY_STRESS"):
     pytest.skip("MPI libraries: NDPY_STRESS", allow_module_level=True)
 
@@ -46,3 +48,16 @@ def test_when_a_rank_dies_and_mpirun_ends_the_others_rank_0_has_written_its_repo
         assert process.finish(PROGRAM_DEADLINE_S).status != 0
     (suspect,) = json.loads(report.read_text("utf-8"))["suspects"]
     assert suspect["name"].startswith("rank 2 on ")
+
+
+def test_a_rank_that_never_begins_is_named(tmp_path):
+    """MPI waits for it without end, and so do the processes that rank 0 and the others have for MPI."""
+    report = tmp_path / "report.json"
+    fleet = (sys.executable, "-m", "ndpy", "fleet", "soft0", "--join", "5s", "--json", str(report))
+    hanging = "import os, sys, time\nif os.environ['OMPI_COMM_WORLD_RANK'] == '2': time.sleep(1000)\nos.execv(sys.argv[1], sys.argv[1:])"
+    with Process(
+        *OPEN_MPI, "-n", "4", sys.executable, "-c", hanging, *fleet, variables={"MASTER_PORT": str(free_port())}
+    ) as process:
+        assert process.finish(MEET_S + PROGRAM_DEADLINE_S).status != 0
+    (suspect,) = json.loads(report.read_text("utf-8"))["suspects"]
+    assert suspect["reason"] == "rank 2: it did not come within 5 s"
