@@ -32,6 +32,9 @@ def measured_room(memory: Memory, operation: str = "receive") -> tuple[Memory, i
     """The same for memory that will be filled. Also raises AccessViolationError if it cannot be."""
     if isinstance(memory, bytearray):
         return memory, len(memory)
+    # Of slices there may be thousands.
+    if isinstance(memory, Sge) and memory.region._writable:
+        return memory, memory.length
     kind = type(memory).__name__
     memory, length = measured(memory)
     element = memory[:length] if isinstance(memory, Lease) else memory

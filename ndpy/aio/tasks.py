@@ -44,6 +44,38 @@ class Waiters(list["asyncio.Future[None]"]):
             pass
 
 
+class Room:
+    """A number of places, which tasks take and give back.
+
+    Attributes:
+        full: whether all are taken.
+    """
+
+    __slots__ = ("_free", "_loop", "_waiters")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, places: int) -> None:
+        self._loop = loop
+        self._free = places
+        self._waiters = Waiters()
+
+    @property
+    def full(self) -> bool:
+        return not self._free
+
+    async def take(self, most: int) -> int:
+        """Wait for at least one place. Take up to this many, and return how many."""
+        while not self._free:
+            await self._waiters.wait(self._loop)
+        count = min(most, self._free)
+        self._free -= count
+        return count
+
+    def give(self, count: int) -> None:
+        self._free += count
+        for _ in range(min(count, len(self._waiters))):
+            self._waiters.wake()
+
+
 class Turns:
     """Tasks take turns, in the order of their calls.
 

@@ -13,10 +13,11 @@ from ndpy.aio.channel import BIND, INDEX, SILENT, TRANSFER, Channel, error_of
 from ndpy.aio.hub import LONG_REGISTRATION, Hub
 from ndpy.aio.life import ALIVE, Finally
 from ndpy.aio.memory import Memory, measured, part_of
-from ndpy.aio.tasks import finish, in_thread, start
+from ndpy.aio.tasks import Room, finish, in_thread, start
 from ndpy.cache.lease import Lease
 from ndpy.objects.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
 from ndpy.objects.resource import Uncopied
+from ndpy.objects.work_queues import Batch
 from ndpy.vocabulary.flags import Access, Capability, Status
 from ndpy.vocabulary.quirks import Quirk
 
@@ -68,7 +69,7 @@ class Transfers(Uncopied):
         #: How many requests end with this one, if it is not the only one.
         self._counts: dict[int, int] = {}
         self._silent_failure: BaseException | None = None
-        self._room = asyncio.Semaphore(_TRANSFERS)
+        self._room = Room(self.life.loop, _TRANSFERS)
         self.windows: list[MemoryWindow] = []
         #: How many binds were posted without a completion, and how many of these have ended.
         self._binds = self._ended_binds = 0
@@ -103,7 +104,7 @@ class Transfers(Uncopied):
         try:
             if self.life.alive and window.is_bound:
                 # Without this task nothing waits before the request is posted.
-                if self._room.locked():
+                if self._room.full:
                     await finish(start(self.life.loop, lambda: self._invalidate(window)))
                 else:
                     await self._invalidate(window)
@@ -192,6 +193,9 @@ class Transfers(Uncopied):
             for remote, memory, length in pieces:
                 if not length:
                     continue
+                if length <= longest and isinstance(memory, Sge) and memory.length == length == remote.length:
+                    requests.append((memory, remote))
+                    continue
                 element, lease = await self.lease(memory, length, access)
                 if lease is not None:
                     leases.append(lease)
@@ -221,23 +225,24 @@ class Transfers(Uncopied):
 
         posted: gets the future of their end, even if this raises in the middle.
         """
-        room = self._room
-        await room.acquire()
-        count, most = 1, min(len(requests) - place, _AT_ONCE)
-        while count < most and not room.locked():
-            await room.acquire()
-            count += 1
+        count = await self._room.take(min(len(requests) - place, _AT_ONCE))
         number = self._next_number()
-        context = self._channel.base | TRANSFER
         begun = 0
 
-        def post_all(last: int) -> None:
+        def post_all(context: int) -> None:
             nonlocal begun
-            for part, target in requests[place : place + count - 1]:
-                post(part, target, context=context, flags=SILENT)
-                begun += 1
-            part, target = requests[place + count - 1]
-            post(part, target, context=last)
+            if count == 1:
+                post(*requests[place], context=context)
+            else:
+                batch = Batch(count)
+                add = batch.read if post == self._channel.queue_pair.read else batch.write
+                silent = self._channel.base | TRANSFER
+                for part, target in requests[place : place + count - 1]:
+                    add(part, target, context=silent)
+                add(*requests[place + count - 1], context=context)
+                # If it is refused, nobody says how many were posted.
+                begun = 1
+                self._channel.queue_pair.post(batch)
             begun = count
 
         future = self.under_way[number] = self.life.loop.create_future()
@@ -263,8 +268,7 @@ class Transfers(Uncopied):
                 self.life.end(str(error), error)
             else:
                 return
-        for _ in range(self._counts.pop(number)):
-            self._room.release()
+        self._room.give(self._counts.pop(number))
         future = self.under_way.pop(number)
         future.set_result(self.life.error() if begun else None)
 
@@ -288,12 +292,12 @@ class Transfers(Uncopied):
 
     async def begin(self, post: Callable[[int], None]) -> asyncio.Future[BaseException | None]:
         """Post a request when there is room for it. Returns a future of its end."""
-        await self._room.acquire()
+        await self._room.take(1)
         try:
             number = self._next_number()
             self._post(TRANSFER | number, post)
         except BaseException:
-            self._room.release()
+            self._room.give(1)
             raise
         future = self.under_way[number] = self.life.loop.create_future()
         return future
@@ -305,7 +309,7 @@ class Transfers(Uncopied):
 
     async def delivered(self) -> asyncio.Future[Any] | None:
         """Returns a future that ends when the peer's adapter has everything that was posted. None if there is no room."""
-        if self._room.locked():
+        if self._room.full:
             return None
         return await self.begin(self._channel.write_nothing)
 
@@ -341,8 +345,7 @@ class Transfers(Uncopied):
             self._silent_failure = self._silent_failure or self._why(completion)
             return
         count = self._counts.pop(number, 1)
-        for _ in range(count):
-            self._room.release()
+        self._room.give(count)
         future = self.under_way.pop(number, None)
         if future is not None and not future.done():
             failure = None if completion.ok else self._why(completion)

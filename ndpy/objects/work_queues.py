@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ndpy import _core, errors
+from ndpy._core import Batch as Batch
 from ndpy.objects.completion import PostedRequests
 from ndpy.objects.memory import Elements, MemoryRegion, RemoteMemory, Sge, address_of, plain_view
 from ndpy.objects.operations import (
