@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
+from kit.deadlines import patient
 from kit.every_fault import every_fault
 from kit.helpers import DEADLINE_S, connect_pair, memory, take
-from own_softnd import opened
+from own_softnd import SOFTND, opened
 
 import ndpy
 from ndpy.faults.scenario import Fault, Scenario, ScenarioError
@@ -92,3 +97,40 @@ def test_a_queue_pair_that_fails_as_a_whole(softnd):
         seen = take(pair.client.cq, 5)
         assert {completion.status for completion in seen} == {ndpy.Status.CANCELED}
         pair.server.connector.wait_disconnected(DEADLINE_S)
+
+
+REGISTERS = """
+import ndpy
+
+with ndpy.open_adapter("softnd0") as adapter:
+    for _ in range(4):
+        try:
+            adapter.register(bytearray(8)).close()
+            print("registered")
+        except ndpy.NdpyError as error:
+            print(error)
+"""
+
+
+def run_with(folder, nth: int) -> subprocess.CompletedProcess[str]:
+    """What `ndpy faults run` does with a program of which a registration fails."""
+    scenario = folder / "scenario.toml"
+    scenario.write_text(f'[[fault]]\ndo = "errno"\ncall = "reg_mr"\nerrno = "ENOMEM"\nnth = {nth}\n')
+    faults_run = ("-m", "ndpy", "faults", "run", "-f", str(scenario), "--")
+    command = [sys.executable, *faults_run, sys.executable, "-c", REGISTERS]
+    environment = {**os.environ, "NDPY_PROVIDER": str(SOFTND)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patient(100))
+
+
+def test_the_command_runs_a_program_with_a_scenario_and_says_what_fired(tmp_path):
+    done = run_with(tmp_path, 2)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, len(lines), lines.count("registered")) == (0, 4, 3), done.stdout + done.stderr
+    assert FULL in done.stdout
+    assert "fired: errno at reg_mr" in done.stderr and "never fired" not in done.stderr
+
+
+def test_the_command_fails_if_a_fault_never_fires(tmp_path):
+    done = run_with(tmp_path, 1000)
+    assert (done.returncode, done.stdout.split()) == (124, 4 * ["registered"]), done.stdout + done.stderr
+    assert "never fired: do=errno at=call call=reg_mr" in done.stderr
