@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import math
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -191,7 +191,7 @@ class Connection(Uncopied):
 
     # ---- messages ----
 
-    async def send(self, data: Memory) -> None:
+    async def send(self, data: Memory | Sequence[Memory]) -> None:
         """Send a message. Return when its memory may be used again.
 
         A short message is copied, and this returns when the copy is posted. A message that is longer than a slot of the
@@ -212,7 +212,8 @@ class Connection(Uncopied):
         cancellation.
 
         Parameters:
-            data: any contiguous buffer or array, a region, a slice of one, or a lease.
+            data: any contiguous buffer or array, a region, a slice of one, or a lease. A list or tuple of them is one
+                message of all their bytes: they are copied into one piece first.
         Raises:
             LimitExceededError: it is longer than the peer's max_message_length.
             InvalidBufferError: the buffer has gaps, another order, or Python objects.
@@ -225,16 +226,17 @@ class Connection(Uncopied):
     async def receive(self, into: None = None) -> bytearray: ...
 
     @overload
-    async def receive(self, into: Memory) -> int: ...
+    async def receive(self, into: Memory | Sequence[Memory]) -> int: ...
 
-    async def receive(self, into: Memory | None = None) -> bytearray | int:
+    async def receive(self, into: Memory | Sequence[Memory] | None = None) -> bytearray | int:
         """Wait for the next message.
 
         If it is cancelled, the next receive() gets the message. This ends when the adapter no longer writes to the
         memory.
 
         Parameters:
-            into: memory for the message. A long message is read into it directly. None allocates memory.
+            into: memory for the message. A long message is read into it directly. A list or tuple of memories is filled
+                one after the other. None allocates memory.
         Returns: the message as a bytearray. With `into`, its length in bytes.
         Raises:
             LimitExceededError: the message is longer than `into`. It is still there for the next receive().

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ndpy import errors
@@ -40,6 +40,16 @@ class _Incoming:
     slot: int | None
     contents: bytes | None = None
     withdrawn: bool = False
+
+
+def _filled(places: list[tuple[Memory, int]], length: int) -> Iterator[tuple[Memory, int, int]]:
+    """Yield (memory, start, end) for each place that a message of this length fills, one after the other."""
+    start = 0
+    for memory, room in places:
+        end = min(start + room, length)
+        if start < end:
+            yield memory, start, end
+        start = end
 
 
 class Messages(Uncopied):
@@ -74,6 +84,8 @@ class Messages(Uncopied):
         self.life.require(SENDING)
         protocol = self.protocol
         assert protocol is not None
+        if isinstance(data, (list, tuple)):
+            data = b"".join(view_of(measured(piece)[0]) for piece in data)
         data, length = measured(data)
         if length > protocol.peer.max_message_length:
             raise errors.LimitExceededError(
@@ -142,19 +154,22 @@ class Messages(Uncopied):
         frame = incoming.frame
         try:
             room = frame.length
+            places: list[tuple[Memory, int]] = []
             if into is not None:
-                into, room = measured_room(into)
+                places = [measured_room(piece) for piece in (into if isinstance(into, (list, tuple)) else [into])]
+                room = sum(length for _, length in places)
             if frame.length > room:
                 raise errors.LimitExceededError(
                     f"a message of {frame.length} bytes is longer than the {room} that receive() was given"
                 )
             if incoming.slot is None:
-                target = bytearray(frame.length) if into is None else into
-                await self._read(incoming, target)
+                target = bytearray(frame.length if into is None else 0)
+                await self._read(incoming, places or [(target, frame.length)])
             elif into is None:
                 target = bytearray(self._contents(incoming))
             else:
-                view_of(into)[: frame.length] = self._contents(incoming)
+                for piece, start, end in _filled(places, frame.length):
+                    view_of(piece)[: end - start] = self._contents(incoming)[start:end]
         except GeneratorExit:
             # See Finally.
             raise
@@ -164,13 +179,16 @@ class Messages(Uncopied):
         self._finish(incoming, taken=True)
         return target if into is None else frame.length
 
-    async def _read(self, incoming: _Incoming, target: Memory) -> None:
+    async def _read(self, incoming: _Incoming, places: list[tuple[Memory, int]]) -> None:
         """Read what the peer has offered."""
         frame, life = incoming.frame, self.life
         assert frame.remote is not None
         self.reading[frame.number] = incoming
         try:
-            await self._transfers.move(self._channel.queue_pair.read, (frame.remote, target, frame.length))
+            pieces = [
+                (frame.remote[start:end], piece, end - start) for piece, start, end in _filled(places, frame.length)
+            ]
+            await self._transfers.move(self._channel.queue_pair.read, *pieces)
         except errors.AccessViolationError:
             if life.alive:
                 # It was not posted, for example because `into` is not mapped.

@@ -1,11 +1,12 @@
-"""Many pieces at once: read_many() and write_many()."""
+"""Many pieces at once: read_many() and write_many(), and messages that are gathered and scattered."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
-from kit.aio_ends import both, pattern
+from kit.aio_ends import LONG, SHORT, both, pattern
 
 import ndpy
 from ndpy import Access
@@ -142,3 +143,36 @@ async def test_many_reads_of_many_pieces_run_at_once(connected):
             )
         )
     assert all(sink == source for sink in sinks)
+
+
+@pytest.mark.parametrize("length", [SHORT, LONG])
+async def test_a_message_is_gathered_and_scattered(connected, adapter, keep, length):
+    data = pattern(length)
+    region = keep(adapter.register(bytearray(data)))
+    cuts = [0, 1, 30, 30, 77, length]
+    pieces = [memoryview(data)[start:end] for start, end in itertools.pairwise(cuts)]
+    pieces[1] = region[1:30]
+    async with connected() as (client, server):
+        into = [bytearray(5), bytearray(0), memoryview(bytearray(40))[8:], bytearray(length), bytearray(3)]
+        _, count = await both(client.send(pieces), server.receive(into=into))
+        assert count == length
+        assert b"".join(into)[:length] == data
+        assert into[-1] == bytes(3)
+        _, message = await both(client.send(tuple(pieces)), server.receive())
+        assert message == data
+        await both(client.send([]), server.receive())
+
+
+@pytest.mark.parametrize("length", [SHORT, LONG])
+async def test_a_message_stays_if_a_piece_cannot_be_filled_or_all_are_too_short(connected, length):
+    data = pattern(length)
+    async with connected() as (client, server):
+        sending = asyncio.ensure_future(client.send(data))
+        with pytest.raises(ndpy.AccessViolationError, match="is read-only"):
+            await server.receive(into=[bytearray(length), b"read-only"])
+        with pytest.raises(ndpy.LimitExceededError, match=f"longer than the {length - 1}"):
+            await server.receive(into=[bytearray(length - 3), bytearray(2)])
+        target = [bytearray(3), bytearray(length - 3)]
+        assert await server.receive(into=target) == length
+        assert b"".join(target) == data
+        await sending
