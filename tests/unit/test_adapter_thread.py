@@ -123,7 +123,8 @@ def test_a_thread_that_cannot_be_started_leaves_no_descriptor(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    monkeypatch.setattr(EventThread, "_native_free", lambda self: freed.append((self._epoll.close(), self)))
+    native_free = EventThread._native_free
+    monkeypatch.setattr(EventThread, "_native_free", lambda self: freed.append(native_free(self)))
     with pytest.raises(RuntimeError):
         EventThread("test", Orphans())
     assert len(freed) == 1
