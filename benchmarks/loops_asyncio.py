@@ -22,6 +22,9 @@ ROUNDS = 50
 LARGE = 1 << 20
 LARGE_ROUNDS = 8
 IN_FLIGHT = 2
+PIECES = 1000
+PIECES_ROUNDS = 2
+AT_ONCE = 64
 CROWD = 16
 OPTIONS = {"timeout_s": LONG_S, "close_timeout_s": LONG_S}
 
@@ -149,31 +152,84 @@ def round_trip_message(name, address):
     return asyncio.run(main())
 
 
-def write_1m(name, address):
-    """Plain writes, with as many outstanding as there are messages under way in message_1m."""
+def beside_a_connection(measure):
+    """A loop over a plain queue pair, whose peer's memory a connection of ndpy.aio has told. measure(queue pair, queue,
+    remote, adapter) makes the samples."""
 
-    async def main():
+    async def main(name, address):
         adapter = ndpy.open_adapter(name)
         async with aio.connect(address, adapter=adapter, **OPTIONS) as connection:
             remote = ndpy.RemoteMemory.from_bytes(await connection.receive())
-            source = adapter.register(ndpy.alloc(LARGE), Access.NONE)
             queue = adapter.create_completion_queue(64)
             queue_pair = adapter.create_queue_pair(queue)
             address_of_ping = tuple(json.loads(bytes(await connection.receive())))
             connector = adapter.create_connector()
             await connector.begin_connect(queue_pair, address_of_ping)
             await connector.begin_complete_connect()
-            for _ in range(IN_FLIGHT - 1):
-                queue_pair.write(source, remote)
-
-            def turn():
-                queue_pair.write(source, remote)
-                for completion in queue.wait(max_entries=1):
-                    completion.raise_for_status()
-
-            taken = samples_of(turn, LARGE_ROUNDS)
+            taken = measure(queue_pair, queue, remote, adapter)
             await connector.begin_disconnect()
             return taken
+
+    return lambda name, address: asyncio.run(main(name, address))
+
+
+def take_one(queue):
+    for completion in queue.wait(max_entries=1):
+        completion.raise_for_status()
+
+
+@beside_a_connection
+def write_1m(queue_pair, queue, remote, adapter):
+    """Plain writes, with as many outstanding as there are messages under way in message_1m."""
+    source, target = adapter.register(ndpy.alloc(LARGE), Access.NONE), remote[0:LARGE]
+    for _ in range(IN_FLIGHT - 1):
+        queue_pair.write(source, target)
+
+    def turn():
+        queue_pair.write(source, target)
+        take_one(queue)
+
+    return samples_of(turn, LARGE_ROUNDS)
+
+
+def piece(number):
+    """Where a piece is: neither end's pieces follow each other."""
+    place = number * 7 % PIECES
+    return slice(place * PAGE, (place + 1) * PAGE)
+
+
+@beside_a_connection
+def read_batches(queue_pair, queue, remote, adapter):
+    """Pieces by plain reads, in lists with one completion. They are kept from round to round."""
+    region, batches = adapter.register(ndpy.alloc(PIECES * PAGE)), []
+    for first in range(0, PIECES, AT_ONCE):
+        numbers = range(first, min(first + AT_ONCE, PIECES))
+        batch = ndpy.Batch(len(numbers))
+        for number in numbers:
+            last = number == numbers[-1]
+            batch.read(
+                region[piece(number)], remote[piece(number)], flags=ndpy.Flags(0) if last else ndpy.Flags.SILENT_SUCCESS
+            )
+        batches.append(batch)
+
+    def turn():
+        for batch in batches:
+            queue_pair.post(batch)
+            take_one(queue)
+
+    return samples_of(turn, PIECES_ROUNDS)
+
+
+def read_many(name, address):
+    """The same pieces by one call of ndpy.aio."""
+
+    async def main():
+        adapter = ndpy.open_adapter(name)
+        async with aio.connect(address, adapter=adapter, **OPTIONS) as connection:
+            remote = ndpy.RemoteMemory.from_bytes(await connection.receive())
+            region = adapter.register(ndpy.alloc(PIECES * PAGE))
+            pairs = [(remote[piece(number)], region[piece(number)]) for number in range(PIECES)]
+            return await samples_of_awaited(lambda: connection.read_many(pairs), PIECES_ROUNDS)
 
     return asyncio.run(main())
 
@@ -229,6 +285,8 @@ LOOPS = {
     "round_trip_message": round_trip_message,
     "write_1m": write_1m,
     "message_1m": message_1m,
+    "read_batches": read_batches,
+    "read_many": read_many,
     "wakeups_of_an_await": wakeups_of_an_await,
 }
 
@@ -268,11 +326,19 @@ async def take(connection):
         pass
 
 
-async def be_written(connection):
-    """Let the client write from a plain queue pair of its own."""
-    adapter = connection.adapter
+async def lend(connection):
+    """Let the client read, until it leaves."""
+    with connection.adapter.register(ndpy.alloc(PIECES * PAGE), Access.REMOTE_WRITE | Access.REMOTE_READ) as region:
+        await connection.send(region.remote().to_bytes())
+        async for _ in connection:
+            pass
+
+
+async def be_reached(connection):
+    """Let the client write and read, also from a plain queue pair of its own."""
+    adapter, access = connection.adapter, Access.REMOTE_WRITE | Access.REMOTE_READ
     with (
-        adapter.register(ndpy.alloc(LARGE), Access.REMOTE_WRITE) as region,
+        adapter.register(ndpy.alloc(max(LARGE, PIECES * PAGE)), access) as region,
         adapter.create_completion_queue(8) as queue,
         adapter.create_queue_pair(queue) as queue_pair,
         adapter.listen((adapter.info.addresses[0], 0)) as listener,
@@ -298,8 +364,10 @@ SERVERS = {
     "round_trip_poller": answer_with_poller,
     "round_trip_awaited": answer_awaited,
     "round_trip_message": lambda name: serve(echo, name),
-    "write_1m": lambda name: serve(be_written, name),
+    "write_1m": lambda name: serve(be_reached, name),
     "message_1m": lambda name: serve(take, name),
+    "read_batches": lambda name: serve(be_reached, name),
+    "read_many": lambda name: serve(lend, name),
     "wakeups_of_an_await": lambda name: serve(echo, name),
 }
 
