@@ -130,13 +130,17 @@ class Pair:
     def flow(self, write_s: float) -> float:
         """Write when the partner lets this side begin. Returns the bandwidth in Gb/s."""
         remote = self._hello(True)
+        # The partner may begin only now: the receive for that is posted. iWARP ends a connection without one.
+        self._say(_PING)
         self._hear()
         self._expect()
         return self._write(remote, write_s)
 
     def welcome(self) -> None:
-        """Take the partner's first message and answer it."""
+        """Take the partner's first message and answer it, and wait until it is ready."""
         self._hello(False)
+        self._hear()
+        self._expect()
 
     def begin(self) -> None:
         """Let the partner begin to write."""
