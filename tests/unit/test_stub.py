@@ -119,7 +119,7 @@ def test_what_receive_returns_is_known_from_its_argument():
     returned = [each.__annotations__ for each in typing.get_overloads(ndpy.aio.Connection.receive)]
     assert [(each.get("into"), each["return"]) for each in returned] == [
         ("None", "bytearray"),
-        ("Memory", "int"),
+        ("Memory | Sequence[Memory]", "int"),
     ]
 
 

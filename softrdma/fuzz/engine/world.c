@@ -437,6 +437,11 @@ bool socket_peer_ended(struct socket *socket)
     return of(socket->handle)->fin;
 }
 
+void socket_resets(struct socket *socket)
+{
+    (void)of(socket->handle);
+}
+
 void socket_end_sending(struct socket *socket)
 {
     (void)of(socket->handle);
