@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import re
 import runpy
+import struct
 import sys
 import threading
 
 import psutil
 import pytest
+from kit.aio_ends import pattern
 from kit.deadlines import patient
 from kit.documentation import example
 from kit.helpers import (
@@ -33,6 +36,8 @@ CLIENTS = {
     "echo": ("client", ["--connections", 2, "--count", 5]),
     "key_value_store": ("put", ["colour", "blue"]),
     "publish_array": ("fetch", []),
+    "sharded_tensor": ("fetch", []),
+    "block_transfer": ("client", []),
 }
 
 
@@ -331,13 +336,118 @@ def test_a_file_that_cannot_be_published_is_told_in_one_line(start, tmp_path, co
         assert_one_line_error(server.finish(), "publish_array")
 
 
+# ---- the matrix and the blocks ----
+
+
+@pytest.fixture
+def holders(start):
+    """holders(parts, *options) starts holders of these parts of a matrix. Returns them, and their ports."""
+    pytest.importorskip("numpy", reason="NumPy is not installed")
+    with contextlib.ExitStack() as stack:
+
+        def hold(parts, *options):
+            found = [
+                stack.enter_context(start("sharded_tensor", "hold", "--port", 0, *part, *options)) for part in parts
+            ]
+            return found, [holder.wait_for(r"listening on .*port (\d+)")[1] for holder in found]
+
+        yield hold
+
+
+def part(number, parts, rows):
+    return ["--part", number, "--parts", parts, "--rows", rows, "--columns", 33]
+
+
+def test_two_fetchers_get_every_row_of_all_holders_to_its_place(holders, start, host):
+    # Parts of different lengths, and the hosts in another order than their parts.
+    found, ports = holders([part(number, 3, 100) for number in (2, 0, 1)], "--until", 2)
+    with contextlib.ExitStack() as stack:
+        options = [host, host, host, "--port", *ports]
+        for fetcher in [stack.enter_context(start("sharded_tensor", "fetch", *options)) for _ in range(2)]:
+            result = fetcher.succeed()
+            assert (result.out, result.err) == ("verified 100 rows of 33 columns from 3 holders\n", "")
+    for holder, count in zip(found, (33, 34, 33), strict=True):
+        result = holder.succeed()
+        assert f"holding {count} rows" in result.out
+        assert not result.err
+
+
+def test_holders_that_do_not_make_up_a_matrix_are_told_in_one_line(holders, start, host):
+    _, ports = holders([part(0, 2, 100), part(1, 2, 99)])
+    for hosts, reason in ((1, "has 2 parts, and these hosts hold the parts [0]"), (2, "of different matrices")):
+        with start("sharded_tensor", "fetch", *[host] * hosts, "--port", *ports) as fetcher:
+            assert_one_line_error(fetcher.finish(), "sharded_tensor", reason)
+
+
+def test_a_part_that_cannot_be_is_told_in_one_line(start):
+    pytest.importorskip("numpy", reason="NumPy is not installed")
+    with start("sharded_tensor", "hold", "--port", 0, "--part", 2, "--parts", 2) as holder:
+        assert_one_line_error(holder.finish(), "sharded_tensor", "no part 2 of 2 parts of 1000 rows")
+
+
+def test_blocks_are_verified_by_both_ends_and_are_free_again(server_of, start, host, ask):
+    with server_of("block_transfer", "server", "--blocks", 100, "--size", 1000) as server:
+        with start("block_transfer", "client", host, "--port", server.port, "--blocks", 101) as client:
+            assert_one_line_error(client.finish(), "block_transfer", "the server has no 101 free blocks")
+        for _ in range(2):
+            out = ask(server, "block_transfer", "client", "--blocks", 100, "--count", 3)
+            assert out == "verified 3 times 100 blocks of 1000 bytes\n"
+            server.wait_for("has left, 100 blocks are free")
+        end_by_ctrl_c(server)
+
+
+def test_the_server_of_blocks_notices_damage():
+    pool = runpy.run_path(str(EXAMPLES / "block_transfer.py"))["Pool"](8, 100)
+    taken: list[int] = []
+    numbers = struct.unpack("!5I", pool.answer(struct.pack("!I", 5), taken))
+    assert list(numbers) == taken
+    data = pattern(500)
+    for place, number in enumerate(numbers):
+        pool.memory[number * 100 : (number + 1) * 100] = data[place * 100 : (place + 1) * 100]
+    digest = hashlib.sha256(data).digest()
+    assert pool.answer(digest, taken) == b"intact"
+    pool.memory[numbers[3] * 100 + 99] ^= 1
+    assert pool.answer(digest, taken) == b""
+    assert pool.answer(struct.pack("!I", 4), taken) == b""
+    assert pool.answer(b"", taken) == b""
+
+
+def wait_until_busy(server: Process, client: Process) -> None:
+    """Wait until the client has used its server for a while."""
+    process = psutil.Process(server.popen.pid)
+    before = sum(process.cpu_times()[:2])
+    wait_until(lambda: sum(process.cpu_times()[:2]) > before + 0.2 or client.popen.poll() is not None, "work", 60)
+
+
+@only_under_stress
+def test_the_server_of_blocks_goes_on_when_a_client_is_killed(server_of, start, host, ask):
+    with server_of("block_transfer", "server") as server:
+        with start("block_transfer", "client", host, "--port", server.port, "--count", 10_000_000) as client:
+            wait_until_busy(server, client)
+            client.popen.kill()
+            client.finish()
+        server.wait_for("has left, 4096 blocks are free")
+        assert "verified 10 times" in ask(server, "block_transfer", "client")
+
+
+@only_under_stress
+def test_a_client_of_blocks_whose_server_is_killed_says_so_in_one_line(server_of, start, host):
+    with (
+        server_of("block_transfer", "server") as server,
+        start("block_transfer", "client", host, "--port", server.port, "--count", 10_000_000) as client,
+    ):
+        wait_until_busy(server, client)
+        server.popen.kill()
+        assert_one_line_error(client.finish(), "block_transfer")
+
+
 # ---- all of them ----
 
 
 @pytest.mark.parametrize("name", sample(list(CLIENTS), 1))
 def test_a_client_of_a_server_that_says_nothing_ends_at_its_time_limit(adapter, host, name):
     """The server accepts and then sends and receives nothing."""
-    if name == "publish_array":
+    if name in ("publish_array", "sharded_tensor"):
         pytest.importorskip("numpy", reason="NumPy is not installed")
     role, arguments = CLIENTS[name]
     done = threading.Event()

@@ -24,6 +24,8 @@ SERVERS = {
     "echo": ["server", "--port", 0],
     "key_value_store": ["server", "--port", 0],
     "publish_array": ["publish", "--port", 0],
+    "sharded_tensor": ["hold", "--port", 0],
+    "block_transfer": ["server", "--port", 0],
 }
 CLIENTS = {
     "pingpong": ["client", "HOST", "--port", "PORT"],
@@ -34,6 +36,8 @@ CLIENTS = {
     "echo": ["client", "HOST", "--port", "PORT"],
     "key_value_store": ["get", "HOST", "colour", "--port", "PORT"],
     "publish_array": ["fetch", "HOST", "--port", "PORT"],
+    "sharded_tensor": ["fetch", "HOST", "--port", "PORT"],
+    "block_transfer": ["client", "HOST", "--port", "PORT"],
 }
 
 
@@ -44,7 +48,7 @@ def host(adapter) -> str:
 
 
 # Packages of others that an example needs.
-NEEDS = {"publish_array": "numpy"}
+NEEDS = {"publish_array": "numpy", "sharded_tensor": "numpy"}
 
 
 def require_packages(name: str) -> None:

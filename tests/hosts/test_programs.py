@@ -48,6 +48,8 @@ SERVERS: dict[str, list[Any]] = {
     "echo": ["server", "--port", 0, "--until", 3],
     "key_value_store": ["server", "--port", 0, "--until", 2],
     "publish_array": ["publish", "--port", 0, "--versions", 2, "--interval", 0.1],
+    "sharded_tensor": ["hold", "--port", 0, "--until", 1],
+    "block_transfer": ["server", "--port", 0, "--until", 1],
 }
 CLIENTS: dict[str, list[Any]] = {
     "file_server": ["fetch", "HOST", "--port", "PORT"],
@@ -59,6 +61,8 @@ CLIENTS: dict[str, list[Any]] = {
     "echo": ["client", "HOST", "--port", "PORT", "--connections", 3, "--size", 10007, "--count", 20],
     "key_value_store": ["measure", "HOST", "--port", "PORT", "--count", 20, "--keys", 5],
     "publish_array": ["subscribe", "HOST", "--port", "PORT"],
+    "sharded_tensor": ["fetch", "HOST", "--port", "PORT"],
+    "block_transfer": ["client", "HOST", "--port", "PORT"],
 }
 # These connect without a connection manager.
 BY_NUMBER = ("rc_pingpong", "perftest_peer")
@@ -73,6 +77,8 @@ VERIFIED = {
     "echo": [" has left\n", "verified 20 echoes of 10007 bytes on each of 3 connections"],
     "key_value_store": [" has left\n", "verified 40 gets, half of them during puts"],
     "publish_array": ["published 2 versions", "received 2 versions"],
+    "sharded_tensor": [" has left\n", "verified 1000 rows of 512 columns from 1 holders"],
+    "block_transfer": [" has left, 4096 blocks are free\n", "verified 10 times 256 blocks of 4096 bytes"],
 }
 FILE = bytes(i * i % 251 for i in range(1000)) * 300
 
