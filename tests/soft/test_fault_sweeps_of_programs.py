@@ -49,7 +49,9 @@ def test_rping_ends_when_a_request_fails(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["client", "server"])
-@pytest.mark.parametrize("name", ["echo", "key_value_store", "file_server", "publish_array"])
+@pytest.mark.parametrize(
+    "name", ["echo", "key_value_store", "file_server", "publish_array", "sharded_tensor", "block_transfer"]
+)
 def test_examples_of_aio_end_cleanly_under_every_fault(tmp_path, name, end):
     if not STRESS and (name, end) != ("echo", "client"):
         pytest.skip("with NDPY_STRESS=1 only: each run takes a second")

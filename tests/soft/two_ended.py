@@ -59,6 +59,8 @@ PROGRAMS = {
     "file_server": _example("file_server", f"serve {__file__} --once", "fetch HOST"),
     "key_value_store": _example("key_value_store", "server --until 1", "measure HOST --keys 3 --count 5"),
     "publish_array": _example("publish_array", "publish --versions 2 --interval 0.1", "subscribe HOST"),
+    "sharded_tensor": _example("sharded_tensor", "hold --until 1", "fetch HOST"),
+    "block_transfer": _example("block_transfer", "server --until 1", "client HOST --count 2"),
 }
 
 
