@@ -100,14 +100,15 @@ async def test_a_request_that_is_refused_in_the_middle_ends_after_those_before_i
         region.close()
 
 
-async def test_a_piece_that_the_peer_has_not_exposed_ends_the_connection(connected):
+async def test_a_piece_that_the_peer_has_not_exposed_ends_the_connection(connected, adapter):
     """On siw the end comes before the peer's answer."""
+    early = (aio.ConnectionResetError,) if adapter.info.driver == "siw" else ()
     source, sink = bytearray(64), bytearray(64)
     async with connected() as (client, server), server.expose(source) as remote:
         wrong = ndpy.RemoteMemory(remote.address, remote.length, remote.token ^ 0xFF00)
         pairs = [(remote[at : at + 8], memoryview(sink)[at : at + 8]) for at in range(0, 64, 8)]
         pairs.insert(3, (wrong[0:8], bytearray(8)))
-        with pytest.raises((ndpy.AccessViolationError, aio.ConnectionResetError)):
+        with pytest.raises((ndpy.AccessViolationError, *early)):
             await client.read_many(pairs)
         assert client.closed
 

@@ -369,6 +369,25 @@ static void expect_to_wait(const struct ibv_async_event *event)
     destroyed = false;
 }
 
+/* An event that nobody has taken goes with what it is about. */
+static void expect_to_go(void)
+{
+    struct ibv_srq_init_attr shared = {.attr = {.max_wr = 8, .max_sge = 1}};
+    struct ibv_qp_attr state = {.qp_state = IBV_QPS_ERR};
+    struct pollfd readable = {.fd = context->async_fd, .events = POLLIN};
+    struct ibv_srq *srq = ibv_create_srq(pd, &shared);
+    struct ibv_cq *cq = ibv_create_cq(context, 8, NULL, NULL, 0);
+
+    EXPECT(srq != NULL && cq != NULL);
+    struct ibv_qp_init_attr attributes = qp_attributes(cq, 4);
+    attributes.srq = srq;
+    struct ibv_qp *qp = ibv_create_qp(pd, &attributes);
+    EXPECT(qp != NULL && move_to_init(qp) == 0 && ibv_modify_qp(qp, &state, IBV_QP_STATE) == 0);
+    EXPECT(poll(&readable, 1, DEADLINE_MS) == 1);
+    EXPECT(ibv_destroy_qp(qp) == 0 && poll(&readable, 1, 0) == 0);
+    EXPECT(ibv_destroy_srq(srq) == 0 && ibv_destroy_cq(cq) == 0);
+}
+
 static void events(void)
 {
     struct ibv_srq_init_attr shared = {.attr = {.max_wr = 8, .max_sge = 1}};
@@ -421,6 +440,7 @@ static void events(void)
     }
     for (int i = 0; i < 2; i++)
         EXPECT(ibv_destroy_cq(ends[i].cq) == 0);
+    expect_to_go();
 }
 
 int main(int count, char **words)
