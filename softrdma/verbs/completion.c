@@ -15,7 +15,7 @@ EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *cont
     bool refused = soft_inherited(context) || SOFT_FAULT(context, PLACE_CALL_CREATE_COMP_CHANNEL, 0) != 0;
     struct soft_channel *channel = refused ? NULL : calloc(1, sizeof *channel);
 
-    if (channel == NULL || !event_queue_start(&channel->events)) {
+    if (channel == NULL || !event_queue_start(&channel->events, true)) {
         free(channel);
         return NULL;
     }
@@ -73,7 +73,7 @@ EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **out, v
 
     if (SOFT_FAULT(ibv->context, PLACE_CALL_GET_CQ_EVENT, 0) != 0)
         return -1;
-    struct soft_cq_event *event = (struct soft_cq_event *)event_take(events, workers_drive_until);
+    struct soft_cq_event *event = (struct soft_cq_event *)event_take(events);
 
     if (event == NULL)
         return -1;
@@ -208,8 +208,10 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
         free(atomic_exchange(&cq->spare, event));
     }
     /* The program goes to sleep soon. */
-    if (ibv->channel != NULL)
+    if (ibv->channel != NULL) {
         workers_begin_anew();
+        loop_sleeps(&((struct soft_channel *)ibv->channel)->events.loop);
+    }
     cq_arm(cq->cq, solicited_only ? ND_CQ_NOTIFY_SOLICITED : ND_CQ_NOTIFY_ANY);
     return 0;
 }

@@ -198,7 +198,7 @@ EXPORT struct ibv_context *ibv_open_device(struct ibv_device *asked)
     if (asked != &only.device)
         return soft_null(ENODEV);
     struct soft_context *context = calloc(1, sizeof *context);
-    if (context == NULL || !event_queue_start(&context->events)) {
+    if (context == NULL || !event_queue_start(&context->events, false)) {
         free(context);
         return NULL;
     }
@@ -498,7 +498,7 @@ void soft_async_forget(struct soft_context *context, enum ibv_event_type type, v
 EXPORT int ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *out)
 {
     struct event *event =
-        SOFT_FAULT(ibv, PLACE_CALL_GET_ASYNC_EVENT, 0) == 0 ? event_take(&soft_context(ibv)->events, NULL) : NULL;
+        SOFT_FAULT(ibv, PLACE_CALL_GET_ASYNC_EVENT, 0) == 0 ? event_take(&soft_context(ibv)->events) : NULL;
 
     if (event == NULL)
         return -1;

@@ -1,8 +1,8 @@
 /* Events that a program waits for on a descriptor.
  *
- * The descriptor is an eventfd that counts the events of the list. Both change together, under the lock. A program may
- * wait for it with poll() or sleep in event_take(). O_NONBLOCK prevents that. After a signal, event_take() goes on if
- * all handlers have SA_RESTART, as a read() of the descriptor would.
+ * An eventfd counts the events of the list. Both change together, under the lock. The descriptor is the eventfd, or the
+ * epoll of a loop (driving.h). A program may wait for it with poll() or sleep in event_take(). O_NONBLOCK prevents
+ * that. After a signal, event_take() goes on if all handlers have SA_RESTART, as a read() of the descriptor would.
  *
  * A handler may leave event_take() by siglongjmp(), as it may leave a read(). So signals are off but for the sleep,
  * during which the thread has nothing that others need.
@@ -44,18 +44,20 @@ static bool is_parents(struct event_queue *queue)
     return head_of(queue)->generation != system_generation;
 }
 
-bool event_queue_start(struct event_queue *queue)
+bool event_queue_start(struct event_queue *queue, bool drives)
 {
     struct head *head = calloc(1, sizeof *head);
 
     if (head == NULL)
         return false;
     head->generation = system_generation;
-    queue->fd = eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
-    if (queue->fd < 0) {
+    queue->count = eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
+    if (queue->count < 0) {
         free(head);
         return false;
     }
+    queue->drives = drives;
+    queue->fd = drives ? loop_open(&queue->loop, queue->count) : queue->count;
     pthread_mutex_init(&queue->lock, NULL);
     queue->first = &head->event;
     queue->last = &head->event.next;
@@ -65,7 +67,9 @@ bool event_queue_start(struct event_queue *queue)
 void event_queue_end(struct event_queue *queue)
 {
     if (is_parents(queue)) {
-        close(queue->fd);
+        if (queue->fd != queue->count)
+            close(queue->fd);
+        close(queue->count);
         return;
     }
     for (struct event *event = queue->first; event != NULL;) {
@@ -74,8 +78,10 @@ void event_queue_end(struct event_queue *queue)
         event = next;
     }
     queue->first = NULL;
-    close(queue->fd);
-    queue->fd = -1;
+    if (queue->drives)
+        loop_close(&queue->loop);
+    close(queue->count);
+    queue->fd = queue->count = -1;
     pthread_mutex_destroy(&queue->lock);
 }
 
@@ -89,7 +95,7 @@ void event_put(struct event_queue *queue, struct event *event)
     *queue->last = event;
     queue->last = &event->next;
     /* The counter has room for more events than memory has. */
-    while (write(queue->fd, &one, sizeof one) < 0 && errno == EINTR)
+    while (write(queue->count, &one, sizeof one) < 0 && errno == EINTR)
         ;
     pthread_mutex_unlock(&queue->lock);
     cancel_as(cancel);
@@ -120,7 +126,7 @@ static struct event *take_first(struct event_queue *queue)
         head->event.next = event->next;
         if (event->next == NULL)
             queue->last = &head->event.next;
-        take_count(queue->fd);
+        take_count(queue->count);
     }
     pthread_mutex_unlock(&queue->lock);
     return event;
@@ -148,36 +154,41 @@ static bool sleep_for(int descriptor, const sigset_t *signals)
 }
 
 /* Called with signals off. */
-static struct event *take(struct event_queue *queue, event_sleep *sleep, const sigset_t *signals)
+static struct event *take(struct event_queue *queue, const sigset_t *signals)
 {
     struct event *event = take_first(queue);
     int flags = event == NULL ? fcntl(queue->fd, F_GETFL) : 0;
 
     if (flags < 0)
         return NULL;
-    if (event == NULL && sleep != NULL && (flags & O_NONBLOCK) != 0) {
-        workers_drive();
+    if (event == NULL && queue->drives && (flags & O_NONBLOCK) != 0) {
+        loop_drive(&queue->loop);
         event = take_first(queue);
+    } else if (event == NULL && queue->drives) {
+        loop_blocks(&queue->loop);
     }
     while (event == NULL) {
         if ((flags & O_NONBLOCK) != 0)
             return soft_null(EAGAIN);
-        if (!(sleep != NULL ? sleep : sleep_for)(queue->fd, signals) && (errno != EINTR || !signals_restart()))
+        if (!(queue->drives ? workers_drive_until : sleep_for)(queue->count, signals) &&
+            (errno != EINTR || !signals_restart()))
             return NULL;
         event = take_first(queue);
     }
     return event;
 }
 
-struct event *event_take(struct event_queue *queue, event_sleep *sleep)
+struct event *event_take(struct event_queue *queue)
 {
     sigset_t signals;
 
     if (is_parents(queue))
         return soft_null(EIO);
     signals_off(&signals);
-    struct event *event = take(queue, sleep, &signals);
+    struct event *event = take(queue, &signals);
     int error = errno;
+    if (event != NULL && queue->drives)
+        loop_wakes(&queue->loop);
     pthread_sigmask(SIG_SETMASK, &signals, NULL);
     errno = error;
     return event;
@@ -202,7 +213,7 @@ void event_remove(struct event_queue *queue, bool (*matches)(const struct event 
         *at = event->next;
         event->next = removed;
         removed = event;
-        take_count(queue->fd);
+        take_count(queue->count);
     }
     queue->last = at;
     pthread_mutex_unlock(&queue->lock);

@@ -9,6 +9,7 @@
 
 #include "adapter.h"
 #include "completion_queue.h"
+#include "driving.h"
 #include "memory.h"
 #include "queue_pair.h"
 #include "shared_receive_queue.h"
@@ -30,26 +31,27 @@
 
 /* ---- Events that a program waits for on a descriptor ---- */
 
-/* A list of events and a descriptor that is readable while the list is not empty. */
+/* A list of events and a descriptor that is readable while the list is not empty. If it drives, a program's thread that
+ * waits for an event works for all meanwhile, and the descriptor of one that does not block may be readable for no
+ * reason. */
 struct event {
     struct event *next;
 };
 
 struct event_queue {
     pthread_mutex_t lock;
-    int fd; /* an eventfd; a program may make it nonblocking and poll it */
+    int fd;    /* a program may make it nonblocking and poll it */
+    int count; /* an eventfd */
+    bool drives;
+    struct loop loop;
     struct event *first, **last;
 };
 
-bool event_queue_start(struct event_queue *queue);
+bool event_queue_start(struct event_queue *queue, bool drives);
 void event_queue_end(struct event_queue *queue);
 void event_put(struct event_queue *queue, struct event *event);
-/* Sleeps until the descriptor is readable. Returns early for no reason, and with EINTR in errno and false after a
- * signal. `signals` are those that the thread blocks meanwhile. */
-typedef bool event_sleep(int descriptor, const sigset_t *signals);
-/* Takes the oldest event. Waits for one, unless the descriptor does not block. NULL with errno otherwise. `sleep` may
- * be workers_drive_until(), which has the thread work for all meanwhile, or NULL. */
-struct event *event_take(struct event_queue *queue, event_sleep *sleep);
+/* Takes the oldest event. Waits for one, unless the descriptor does not block. NULL with errno otherwise. */
+struct event *event_take(struct event_queue *queue);
 /* Takes out each event for which `matches` is true and hands it to free(). */
 void event_remove(struct event_queue *queue, bool (*matches)(const struct event *event, const void *what),
                   const void *what);

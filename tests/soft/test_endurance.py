@@ -180,6 +180,11 @@ def test_signals_and_cancellation_end_a_wait_as_on_a_card():
     run("waiting")
 
 
+def test_a_socket_wakes_the_thread_that_polls_a_channel_and_no_other():
+    """Unless that thread does not come. Then the workers do the work, and it is woken for its events alone."""
+    run("loops")
+
+
 def test_a_handler_may_jump_out_of_a_wait():
     """The library goes on handling its sockets, even if the thread never calls it again, and loses no message."""
     run("jumping")

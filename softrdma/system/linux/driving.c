@@ -15,8 +15,10 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/epoll.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 /* How often worker 0 looks whether those who shut the gates are still there, and sends what sockets hold. */
 #define NAP_MS 2
@@ -32,6 +34,11 @@
 #define SLEEPS 4
 /* A thread that sleeps longer is not the only one any more that waits for sockets. */
 #define SLEEPER_MS 1000
+/* Linux lets a file wake through 10 to 1,000 ways, depending on how many epolls are between (path_limits in
+ * fs/eventpoll.c). Each of these descriptors is a way for each socket, whatever epolls the program puts it into. */
+#define MOST_LOOPS 4
+/* A program that a loop has woken so many times for nothing is left to the workers. */
+#define MOST_VAIN 8
 
 #define COUNT     0xffffu
 #define DISBELIEF 0x10000u
@@ -54,10 +61,14 @@ static _Atomic bool alone;
 static struct lock holding_lock = LOCK_INIT;
 static struct channel *_Atomic holding;
 
+static _Atomic int loops;
+
 /* What this thread has shown. */
 static _Thread_local struct {
     uint64_t looked; /* when it last looked in vain; 0: it found something since */
     uint32_t spins, sleeps;
+    bool sleeps_soon; /* it has asked for an event, and not looked in vain since */
+    bool in_loop;     /* it is in loop_drive() */
 } self;
 
 static uint64_t now_ns(void)
@@ -80,6 +91,11 @@ void signals_off(sigset_t *before)
 }
 
 /* ---- Bytes that wait for others ---- */
+
+bool driving_loop_here(void)
+{
+    return self.in_loop;
+}
 
 bool driving_may_hold(void)
 {
@@ -212,13 +228,14 @@ static void end_driving(void)
 }
 
 /* Returns how much was handled. */
-static int drive(void)
+static int drive(bool push)
 {
     int handled = 0;
 
     if (!begin_to_drive())
         return 0;
-    push_all();
+    if (push)
+        push_all();
     for (unsigned i = 0; i < worker_count; i++)
         if (workers[i].sockets > 0)
             handled += worker_handle(&workers[i]);
@@ -230,18 +247,20 @@ void workers_drive(void)
 {
     int cancel = cancel_off();
 
-    drive();
+    drive(true);
     cancel_as(cancel);
 }
 
 void workers_found(void)
 {
     self.looked = 0;
+    self.sleeps_soon = false;
 }
 
 void workers_begin_anew(void)
 {
     self.spins = 0;
+    self.sleeps_soon = true;
 }
 
 void workers_spin(bool (*found)(void *what), void *what)
@@ -253,7 +272,7 @@ void workers_spin(bool (*found)(void *what), void *what)
     bool handled, done;
 
     for (unsigned turn = 1;; turn++) {
-        handled = drive() > 0;
+        handled = drive(!self.sleeps_soon) > 0;
         done = found(what);
         if (!stays || handled || done)
             break;
@@ -270,8 +289,9 @@ void workers_spin(bool (*found)(void *what), void *what)
         self.spins = !again ? self.spins / 2 : self.spins < MOST_SPINS ? self.spins + 1 : MOST_SPINS;
     /* What the program looks for may need this processor. Other threads may wait for what this one would handle, which
      * may not get its processor back soon. */
-    if (!done && !(stays && alone))
+    if (!done && !(stays && alone) && !self.sleeps_soon)
         thread_yield();
+    self.sleeps_soon = false;
     self.looked = handled || done ? 0 : now_ns();
     cancel_as(cancel);
 }
@@ -331,9 +351,139 @@ bool workers_drive_until(int descriptor, const sigset_t *signals)
     return ready >= 0;
 }
 
+/* ---- Loops of the program ---- */
+
+static void add(int epoll, int descriptor)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = descriptor};
+
+    epoll_ctl(epoll, EPOLL_CTL_ADD, descriptor, &event);
+}
+
+int loop_open(struct loop *loop, int event)
+{
+    *loop = (struct loop){.epoll = NO_SOCKET};
+    lock_start(&loop->lock);
+    if (atomic_fetch_add(&loops, 1) < MOST_LOOPS)
+        loop->epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (loop->epoll < 0) {
+        loops--;
+        return event;
+    }
+    add(loop->epoll, event);
+    return loop->epoll;
+}
+
+/* Locked. The workers' epolls are members of the loop's while the program is believed. */
+static void join(struct loop *loop)
+{
+    for (unsigned i = 0; i < worker_count; i++)
+        add(loop->epoll, workers[i].epoll);
+    loop->joined = true;
+}
+
+/* Locked. The program has to show anew that it comes soon. */
+static void disbelieve(struct loop *loop)
+{
+    struct epoll_event unused = {0};
+
+    for (unsigned i = 0; loop->joined && i < worker_count; i++)
+        epoll_ctl(loop->epoll, EPOLL_CTL_DEL, workers[i].epoll, &unused);
+    loop->joined = false;
+    loop->comes = 0;
+}
+
+/* Locked. */
+static bool open_gates(struct loop *loop)
+{
+    bool shut = loop->shuts;
+
+    loop->shuts = false;
+    return !shut || go_outside(loop->ticket);
+}
+
+/* Locked. Whether the program has come soon after it went to sleep. */
+static bool is_soon(const struct loop *loop)
+{
+    return now_ns() - loop->since < NAP_MS * 1000000u;
+}
+
+void loop_sleeps(struct loop *loop)
+{
+    if (!loop->nonblocking)
+        return;
+    lock_acquire(&loop->lock);
+    loop->since = now_ns();
+    loop->vain = 0;
+    if (!loop->shuts && loop->comes == SLEEPS && loop->epoll >= 0) {
+        if (!loop->joined)
+            join(loop);
+        loop->shuts = true;
+        loop->ticket = go_inside();
+    }
+    lock_release(&loop->lock);
+}
+
+void loop_wakes(struct loop *loop)
+{
+    if (loop->since == 0)
+        return;
+    lock_acquire(&loop->lock);
+    bool soon = is_soon(loop);
+    loop->since = 0;
+    if (!open_gates(loop) || !soon)
+        disbelieve(loop);
+    else if (loop->comes < SLEEPS)
+        loop->comes++;
+    lock_release(&loop->lock);
+}
+
+void loop_drive(struct loop *loop)
+{
+    int cancel = cancel_off();
+
+    loop->nonblocking = true;
+    if (loop->since != 0) {
+        lock_acquire(&loop->lock);
+        if (!is_soon(loop) || ++loop->vain == MOST_VAIN) {
+            open_gates(loop);
+            disbelieve(loop);
+        }
+        loop->since = now_ns();
+        shuts += loop->shuts;
+        lock_release(&loop->lock);
+    }
+    self.in_loop = loop->joined;
+    drive(!self.in_loop);
+    self.in_loop = false;
+    cancel_as(cancel);
+}
+
+void loop_blocks(struct loop *loop)
+{
+    if (!loop->nonblocking)
+        return;
+    lock_acquire(&loop->lock);
+    open_gates(loop);
+    disbelieve(loop);
+    loop->nonblocking = false;
+    loop->since = 0;
+    lock_release(&loop->lock);
+}
+
+void loop_close(struct loop *loop)
+{
+    loop_blocks(loop);
+    if (loop->epoll < 0)
+        return;
+    close(loop->epoll);
+    loops--;
+}
+
 void driving_forget(void)
 {
     driver = attended = alone = false;
+    loops = 0;
     driver_thread = sleeper = 0;
     inside = 0;
     lock_start(&gates_lock);

@@ -4,6 +4,7 @@
  * A worker's gate is open whenever no such thread is inside a call of the library. So what comes while the program does
  * something else wakes the worker at once. A thread that has shown that it does this work again and again shuts the
  * gates as long as it is inside, and nobody is woken for what it handles.
+ * A thread that waits elsewhere, for the descriptor of a loop, counts as inside while it sleeps.
  *
  * A thread that sleeps has claimed nothing that others need. It may be canceled, or leave by siglongjmp() in a handler.
  * If it had shut the gates, worker 0 opens them: it looks every NAP_MS while gates are used.
@@ -11,8 +12,11 @@
 #ifndef LINUX_DRIVING_H
 #define LINUX_DRIVING_H
 
+#include "system.h"
+
 #include <signal.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 /* Blocks all signals but those that an instruction causes: blocked, these would end the process without asking a
  * handler. */
@@ -31,5 +35,33 @@ void workers_begin_anew(void);
  * and with EINTR in errno and false after a signal. Call it again until it is readable. The thread has called
  * signals_off(), and `signals` are those that it blocks while it sleeps. */
 bool workers_drive_until(int descriptor, const sigset_t *signals);
+
+/* A descriptor for a program that waits for many in one poll() or epoll_wait(). It is readable when `event` is. A
+ * program that has come soon each of the last times is believed: as long as it sleeps the gates are shut, and the
+ * descriptor is readable when a socket is. So a socket wakes the program's thread itself, which works for all in
+ * loop_drive(). It is believed no more when it comes late, or when it was woken for nothing again and again. */
+struct loop {
+    struct lock lock;
+    int epoll;
+    _Atomic bool nonblocking; /* the program does not sleep in the library */
+    _Atomic uint64_t since;   /* when it went to sleep, ns; 0: it has come since */
+    uint32_t comes, vain;     /* how often it came soon, and how often for nothing, since it went to sleep */
+    _Atomic bool joined;      /* the descriptor is readable when a socket is */
+    bool shuts;
+    uint32_t ticket;
+};
+
+/* Returns the descriptor, or `event` itself if there are too many of them. */
+int loop_open(struct loop *loop, int event);
+/* Does not close `event`. */
+void loop_close(struct loop *loop);
+/* The program goes to sleep soon. */
+void loop_sleeps(struct loop *loop);
+/* It has got what it waited for. */
+void loop_wakes(struct loop *loop);
+/* It has found nothing, and does not sleep in the library. Handles whatever has arrived for any socket. */
+void loop_drive(struct loop *loop);
+/* It sleeps in the library, from now on. */
+void loop_blocks(struct loop *loop);
 
 #endif

@@ -89,6 +89,8 @@ bool worker_here(void);
 /* Whether bytes may wait for others: this thread is a worker or drives, and worker 0 will send them, if the program,
  * which looks again and again, does not send more before. */
 bool driving_may_hold(void);
+/* This thread is in loop_drive(). */
+bool driving_loop_here(void);
 /* The channel's socket holds bytes. Locked: its `out`. */
 void driving_hold(struct channel *channel);
 

@@ -369,7 +369,7 @@ enum move socket_receive_elsewhere(struct socket *socket, struct io *io, void *d
  */
 static bool may_wait(struct direction *out, bool more)
 {
-    bool worker = worker_here();
+    bool worker = worker_here() || driving_loop_here();
 
     if (!more) {
         if (out->alone && !worker && out->answers < ANSWERS)

@@ -25,7 +25,7 @@ EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
         return NULL;
     if ((channel = calloc(1, sizeof *channel)) == NULL)
         return soft_null(ENOMEM);
-    if (!event_queue_start(&channel->events)) {
+    if (!event_queue_start(&channel->events, false)) {
         int error = errno;
         free(channel);
         return soft_null(error);
@@ -260,7 +260,7 @@ EXPORT int rdma_get_cm_event(struct rdma_event_channel *rdma, struct rdma_cm_eve
     if (CM_FAULT(NULL, PLACE_CALL_RDMA_GET_CM_EVENT) != 0)
         return -1;
     for (;;) {
-        struct cm_ticket *ticket = (struct cm_ticket *)event_take(&channel->events, NULL);
+        struct cm_ticket *ticket = (struct cm_ticket *)event_take(&channel->events);
         if (ticket == NULL)
             return -1;
         struct cm_event *event = ticket->what;
