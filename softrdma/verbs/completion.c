@@ -207,9 +207,8 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
             return ENOMEM;
         free(atomic_exchange(&cq->spare, event));
     }
-    /* The program goes to sleep soon. */
     if (ibv->channel != NULL) {
-        workers_begin_anew();
+        workers_sleep_soon();
         loop_sleeps(&((struct soft_channel *)ibv->channel)->events.loop);
     }
     cq_arm(cq->cq, solicited_only ? ND_CQ_NOTIFY_SOLICITED : ND_CQ_NOTIFY_ANY);

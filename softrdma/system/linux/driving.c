@@ -257,9 +257,8 @@ void workers_found(void)
     self.sleeps_soon = false;
 }
 
-void workers_begin_anew(void)
+void workers_sleep_soon(void)
 {
-    self.spins = 0;
     self.sleeps_soon = true;
 }
 
@@ -267,7 +266,8 @@ void workers_spin(bool (*found)(void *what), void *what)
 {
     int cancel = cancel_off();
     uint64_t begin = now_ns();
-    bool again = self.looked == 0 || begin - self.looked < SPIN_NS, stays = again && self.spins >= SPINS;
+    bool again = self.looked == 0 || begin - self.looked < SPIN_NS,
+         stays = again && self.spins >= SPINS && !self.sleeps_soon;
     uint32_t ticket = stays ? go_inside() : 0;
     bool handled, done;
 
@@ -285,7 +285,8 @@ void workers_spin(bool (*found)(void *what), void *what)
     }
     if (stays)
         go_outside(ticket);
-    if (!handled && !done)
+    /* Nor does a program that sleeps look in vain once only, after it has taken what there is. */
+    if (!handled && !done && self.looked != 0 && !self.sleeps_soon)
         self.spins = !again ? self.spins / 2 : self.spins < MOST_SPINS ? self.spins + 1 : MOST_SPINS;
     /* What the program looks for may need this processor. Other threads may wait for what this one would handle, which
      * may not get its processor back soon. */

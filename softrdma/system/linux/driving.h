@@ -29,8 +29,8 @@ void workers_drive(void);
 void workers_spin(bool (*found)(void *what), void *what);
 /* The program found what it looks for without that. */
 void workers_found(void);
-/* This thread does something else now than to look again and again. */
-void workers_begin_anew(void);
+/* This thread goes to sleep soon. */
+void workers_sleep_soon(void);
 /* Waits until the descriptor is readable, and drives meanwhile if no other thread does. Returns early for no reason,
  * and with EINTR in errno and false after a signal. Call it again until it is readable. The thread has called
  * signals_off(), and `signals` are those that it blocks while it sleeps. */
