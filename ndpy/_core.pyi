@@ -414,6 +414,16 @@ class Batch(Uncopied):
         """Add a request that flushes memory of the peer. See QueuePair.flush_memory()."""
     def clear(self) -> None:
         """Forget all requests."""
+    def _fill(
+        self,
+        operation: int,
+        pairs: list[tuple[PublicRemoteMemory, Any]],
+        place: int,
+        longest: int,
+        context: int,
+        last_context: int,
+        /,
+    ) -> int: ...
     def _calls(
         self, first: int, /
     ) -> list[tuple[int, Any, PublicRemoteMemory | None, int, int, tuple[int, int, int], PublicDestination | None]]: ...

@@ -48,6 +48,33 @@ static void note_use(Batch *batch, PyObject *used)
     batch->used[batch->used_count++] = Py_NewRef(used);
 }
 
+/* Appends a request, whose elements stand behind those of the others already. */
+static void append_request(Batch *batch, struct ndpy_list_request *request, uint32_t count, PyObject *record,
+                           PyObject *remote_object, PyObject *destination)
+{
+    uint32_t first = batch->element_count;
+
+    for (uint32_t at = first; at < first + count; at++) {
+        note_use(batch, batch->element_regions[at]);
+        batch->numbers[ADDRESSES][at] = batch->elements[at].address;
+        batch->numbers[LENGTHS][at] = batch->elements[at].length;
+    }
+    if (destination && PyObject_TypeCheck(destination, destination_type)) {
+        note_use(batch, destination);
+        batch->has_destinations = 1;
+    }
+    request->first = first;
+    request->count = count;
+    batch->numbers[CONTEXTS][batch->count] = request->context;
+    batch->numbers[REMOTE_ADDRESSES][batch->count] = request->remote.address;
+    batch->requests[batch->count] = *request;
+    batch->records[batch->count] = Py_NewRef(record);
+    batch->remotes[batch->count] = Py_XNewRef(remote_object);
+    batch->destinations[batch->count] = Py_XNewRef(destination);
+    batch->element_count += count;
+    batch->count++;
+}
+
 /* Adds a request. sges: a list. Returns 0, or -1 with an error. Called in a section of the batch. */
 static int add_request(Batch *batch, struct ndpy_list_request *request, PyObject *record, PyObject *sges,
                        PyObject *remote_object, PyObject *destination)
@@ -88,25 +115,7 @@ static int add_request(Batch *batch, struct ndpy_list_request *request, PyObject
         return -1;
     }
     request->flags |= flags_of_memory(request->operation, (int)is_writable);
-    for (Py_ssize_t place = 0; place < count; place++) {
-        note_use(batch, batch->element_regions[at + place]);
-        batch->numbers[ADDRESSES][at + place] = batch->elements[at + place].address;
-        batch->numbers[LENGTHS][at + place] = batch->elements[at + place].length;
-    }
-    if (destination && PyObject_TypeCheck(destination, destination_type)) {
-        note_use(batch, destination);
-        batch->has_destinations = 1;
-    }
-    request->first = at;
-    request->count = (uint32_t)count;
-    batch->numbers[CONTEXTS][batch->count] = request->context;
-    batch->numbers[REMOTE_ADDRESSES][batch->count] = request->remote.address;
-    batch->requests[batch->count] = *request;
-    batch->records[batch->count] = Py_NewRef(record);
-    batch->remotes[batch->count] = Py_XNewRef(remote_object);
-    batch->destinations[batch->count] = Py_XNewRef(destination);
-    batch->element_count += (uint32_t)count;
-    batch->count++;
+    append_request(batch, request, (uint32_t)count, record, remote_object, destination);
     batch_forget_lists(batch);
     return 0;
 }
@@ -177,6 +186,69 @@ static PyObject *batch_add(PyObject *self, const struct call *call, PyObject *co
     }
 NDPY_CALLS(CALL)
 #undef CALL
+
+/* Adds a transfer of a pair (the peer's memory, an element of the same length). Returns 1, or 0 for anything that is no
+   such pair, or -1 with an error. Called in a section of the batch. */
+static int add_pair(Batch *batch, PyObject *pair, const struct ndpy_list_request *like, unsigned long long longest)
+{
+    struct ndpy_list_request request = *like;
+    uint32_t at = batch->element_count;
+    PyObject *remote, *object;
+    const Element *element;
+    int is_writable;
+
+    if (!PyTuple_CheckExact(pair) || PyTuple_Size(pair) != 2)
+        return 0;
+    remote = PyTuple_GetItem(pair, 0);
+    object = PyTuple_GetItem(pair, 1);
+    if (Py_TYPE(object) != element_type || !is_of(remote, remote_type, &usual_remote_type))
+        return 0;
+    element = (Element *)object;
+    is_writable = ((Region *)element->region)->writable;
+    if (!element->length || element->length > longest || element->length != ((Remote *)remote)->length ||
+        (request.operation == NDPY_READ && !is_writable))
+        return 0;
+    if (read_remote(remote, &request.remote) < 0)
+        return -1;
+    batch->elements[at] = (struct ndpy_element){element->address, element->token, (uint32_t)element->length};
+    batch->element_regions[at] = element->region;
+    append_request(batch, &request, 1, object, remote, NULL);
+    return 1;
+}
+
+static PyObject *batch_fill(PyObject *self, PyObject *arguments)
+{
+    struct ndpy_list_request like = {0};
+    Batch *batch = (Batch *)self;
+    unsigned long long longest, context, last_context;
+    PyObject *pairs;
+    Py_ssize_t place;
+    int added = 1;
+
+    if (!PyArg_ParseTuple(arguments, "IO!nKKK:_fill", &like.operation, &PyList_Type, &pairs, &place, &longest, &context,
+                          &last_context))
+        return NULL;
+    if (like.operation != NDPY_READ && like.operation != NDPY_WRITE) {
+        PyErr_SetString(PyExc_ValueError, "_fill() adds reads and writes only");
+        return NULL;
+    }
+    like.context = context;
+    if (longest > UINT32_MAX)
+        longest = UINT32_MAX;
+    BEGIN_SECTION(self)
+    if (batch->count || !batch->max_sge)
+        added = 0;
+    while (added > 0 && batch->count < batch->capacity && place < PyList_Size(pairs)) {
+        added = add_pair(batch, PyList_GetItem(pairs, place), &like, longest);
+        place += added > 0;
+    }
+    if (batch->count) {
+        batch->requests[batch->count - 1].context = batch->numbers[CONTEXTS][batch->count - 1] = last_context;
+        batch_forget_lists(batch);
+    }
+    END_SECTION()
+    return added < 0 ? NULL : PyLong_FromSsize_t(place);
+}
 
 static void drop_requests(Batch *batch)
 {
@@ -348,6 +420,13 @@ PyDoc_STRVAR(
 
 static PyMethodDef batch_methods[] = {
     NDPY_CALLS(CALL){"clear", batch_clear_requests, METH_NOARGS, "clear($self)\n--\n\nForget all requests."},
+    {"_fill", batch_fill, METH_VARARGS,
+     "_fill($self, operation, pairs, place, longest, context, last_context, /)\n--\n\n"
+     "Fill an empty batch with reads or writes of (remote, element) from this place of the list on. Stop at the first\n"
+     "pair that is not an element with all bytes of `remote`, at most `longest` and writable for a read.\n\n"
+     "Parameters:\n"
+     "    context, last_context: of all requests but the last one, and of this.\n"
+     "Returns: the place behind the last one that was added."},
     {"_calls", batch_calls, METH_O,
      "_calls($self, first, /)\n--\n\n"
      "The requests from number `first` on, as (operation, sges, remote or None, context, flags, words, destination or\n"

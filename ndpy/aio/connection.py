@@ -20,12 +20,13 @@ from ndpy.aio.channel import SILENT, Channel
 from ndpy.aio.errors import ConnectionEndedError, ProtocolError
 from ndpy.aio.hub import Hub
 from ndpy.aio.life import ALIVE, USABLE, Event, Finally, Life
-from ndpy.aio.memory import Memory, measured, measured_room
+from ndpy.aio.memory import Memory
 from ndpy.aio.messages import Messages
 from ndpy.aio.protocol import Hello, Protocol
 from ndpy.aio.tasks import finish, in_thread, start
 from ndpy.aio.transfers import MOST_REQUESTS, Exposure, Transfers
 from ndpy.objects.memory import RemoteMemory
+from ndpy.objects.operations import READ, WRITE
 from ndpy.objects.pending import await_or_cancel
 from ndpy.objects.resource import Uncopied
 from ndpy.objects.timeouts import timeout
@@ -274,7 +275,7 @@ class Connection(Uncopied):
             ConnectionEndedError, ConnectionResetError, ProtocolError, ClosedError: the connection has ended.
         """
         self._life.require(USABLE)
-        await self._transfers.move(self.queue_pair.read, (remote, *measured_room(into, "read")))
+        await self._transfers.move(READ, [(remote, into)])
 
     async def write(self, remote: RemoteMemory, data: Memory) -> None:
         """Write to memory of the peer, which its program does not notice. Return when the adapter needs `data` no more.
@@ -290,7 +291,7 @@ class Connection(Uncopied):
         Raises: as for read().
         """
         self._life.require(USABLE)
-        await self._transfers.move(self.queue_pair.write, (remote, *measured(data)))
+        await self._transfers.move(WRITE, [(remote, data)])
 
     async def read_many(self, pairs: Iterable[tuple[RemoteMemory, Memory]]) -> None:
         """Read many pieces of the peer's memory. Return when the bytes of all are there.
@@ -303,8 +304,7 @@ class Connection(Uncopied):
         Raises: as for read().
         """
         self._life.require(USABLE)
-        pieces = [(remote, *measured_room(into, "read")) for remote, into in pairs]
-        await self._transfers.move(self.queue_pair.read, *pieces)
+        await self._transfers.move(READ, pairs)
 
     async def write_many(self, pairs: Iterable[tuple[RemoteMemory, Memory]]) -> None:
         """Write many pieces to the peer's memory. Return when the adapter no longer needs the data.
@@ -316,7 +316,7 @@ class Connection(Uncopied):
         Raises: as for read().
         """
         self._life.require(USABLE)
-        await self._transfers.move(self.queue_pair.write, *[(remote, *measured(data)) for remote, data in pairs])
+        await self._transfers.move(WRITE, pairs)
 
     @contextlib.asynccontextmanager
     async def expose(

@@ -188,7 +188,7 @@ class Messages(Uncopied):
             pieces = [
                 (frame.remote[start:end], piece, end - start) for piece, start, end in _filled(places, frame.length)
             ]
-            await self._transfers.move(self._channel.queue_pair.read, *pieces)
+            await self._transfers.read_into(pieces)
         except errors.AccessViolationError:
             if life.alive:
                 # It was not posted, for example because `into` is not mapped.

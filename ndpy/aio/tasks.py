@@ -45,35 +45,50 @@ class Waiters(list["asyncio.Future[None]"]):
 
 
 class Room:
-    """A number of places, which tasks take and give back.
+    """A number of places, which tasks take and give back. Tasks get theirs in the order of their calls.
 
     Attributes:
-        full: whether all are taken.
+        full: whether a task that takes a place now has to wait.
     """
 
-    __slots__ = ("_free", "_loop", "_waiters")
+    __slots__ = ("_free", "_line", "_loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, places: int) -> None:
         self._loop = loop
         self._free = places
-        self._waiters = Waiters()
+        #: How many places each wants, the longest waiting first.
+        self._line: list[tuple[int, asyncio.Future[None]]] = []
 
     @property
     def full(self) -> bool:
-        return not self._free
+        return not self._free or bool(self._line)
 
-    async def take(self, most: int) -> int:
-        """Wait for at least one place. Take up to this many, and return how many."""
-        while not self._free:
-            await self._waiters.wait(self._loop)
-        count = min(most, self._free)
-        self._free -= count
-        return count
+    async def take(self, count: int) -> None:
+        """Wait for that many places, at most as many as the room has."""
+        if self._free >= count and not self._line:
+            self._free -= count
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        place = (count, future)
+        self._line.append(place)
+        try:
+            await future
+        except BaseException as error:
+            # What a future with a result has been given is for others now.
+            given = count if future.done() and not future.cancelled() else 0
+            if place in self._line:
+                self._line.remove(place)
+            if isinstance(error, asyncio.CancelledError):
+                self.give(given)
+            raise
 
     def give(self, count: int) -> None:
         self._free += count
-        for _ in range(min(count, len(self._waiters))):
-            self._waiters.wake()
+        while self._line and self._line[0][0] <= self._free:
+            wanted, future = self._line.pop(0)
+            if not future.done():
+                self._free -= wanted
+                future.set_result(None)
 
 
 class Turns:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.aio.channel import BIND, INDEX, SILENT, TRANSFER, Channel, error_of
 from ndpy.aio.hub import LONG_REGISTRATION, Hub
 from ndpy.aio.life import ALIVE, Finally
-from ndpy.aio.memory import Memory, measured, part_of
+from ndpy.aio.memory import Memory, measured, measured_room, part_of
 from ndpy.aio.tasks import Room, finish, in_thread, start
 from ndpy.cache.lease import Lease
 from ndpy.objects.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
+from ndpy.objects.operations import READ
 from ndpy.objects.resource import Uncopied
 from ndpy.objects.work_queues import Batch
 from ndpy.vocabulary.flags import Access, Capability, Status
@@ -26,9 +28,9 @@ if TYPE_CHECKING:
     from ndpy.objects.completion import Completion
 
 # How many transfers of this end are outstanding at once. Others wait.
-_TRANSFERS = 64
+_TRANSFERS = 96
 # How many of them one completion is for, so that the next ones are posted while these are under way.
-_AT_ONCE = 32
+_AT_ONCE = 48
 # How many binds may be posted without a completion. They have ended when a later bind or invalidate has.
 _SILENT_BINDS = 4
 # How many requests all of that is at most, with a probe.
@@ -42,6 +44,8 @@ _LOCAL_WRITE = int(Access.LOCAL_WRITE)
 
 #: What is transferred: memory of the peer, memory of this end, and how many bytes.
 Piece = tuple[RemoteMemory, Memory, int]
+#: Requests, and the number of the last one. The others have none.
+_Numbered = tuple[int, Batch]
 
 
 def has_usable_windows(adapter: Adapter) -> bool:
@@ -168,33 +172,66 @@ class Transfers(Uncopied):
             # What a connection has lent may be in use for longer than the connection, and so is the hub.
             await self.hub.leave()
 
-    async def move(self, post: Callable[..., None], *pieces: Piece) -> None:
-        """Read or write. All requests that were posted have ended when this ends, and nothing holds the memory."""
+    async def move(self, operation: int, pairs: Iterable[tuple[RemoteMemory, Memory]]) -> None:
+        """Read or write all bytes of this end's memories. operation: READ or WRITE.
+
+        All pairs are checked before the first is posted. All requests that were posted have ended when this ends, and
+        nothing holds the memory.
+        """
         try:
-            await self._move(post, pieces)
+            await self._move_pairs(operation, list(pairs))
         except BaseException as error:
             _forget_locals(error)
             raise
 
-    async def _move(self, post: Callable[..., None], pieces: tuple[Piece, ...]) -> None:
-        for remote, _, length in pieces:
-            if not isinstance(remote, RemoteMemory):
-                raise TypeError(f"remote is the peer's memory as a RemoteMemory, not {type(remote).__name__}")
-            if length > remote.length:
-                raise errors.ElementRangeError(
-                    f"{length} bytes do not fit the {remote.length} bytes of the peer's memory"
-                )
-        access = _SINK if post == self._channel.queue_pair.read else Access.NONE
+    async def read_into(self, pieces: list[Piece]) -> None:
+        """Read into the first bytes of memories that were measured. It ends as move()."""
+        try:
+            await self._move(READ, [], pieces)
+        except BaseException as error:
+            _forget_locals(error)
+            raise
+
+    async def _move_pairs(self, operation: int, pairs: list[tuple[RemoteMemory, Memory]]) -> None:
+        # A single request needs no batch.
+        batches, place = self._batches(operation, pairs) if len(pairs) > 1 else ([], 0)
+        pieces = [self._measured(operation, remote, memory) for remote, memory in pairs[place:]]
+        await self._move(operation, batches, pieces)
+
+    def _batches(self, operation: int, pairs: list[tuple[RemoteMemory, Memory]]) -> tuple[list[_Numbered], int]:
+        """Make batches of the first pairs, up to one that needs a closer look. Returns its place too."""
+        longest, silent = self.adapter.info.max_transfer_length, self._channel.base | TRANSFER
+        batches: list[_Numbered] = []
+        place, end = 0, len(pairs)
+        while place < end:
+            number, batch = self._next_number(), Batch(min(end - place, _AT_ONCE))
+            place = batch._fill(operation, pairs, place, longest, silent, silent | number)
+            if batch:
+                batches.append((number, batch))
+            if len(batch) < batch.capacity:
+                break
+        return batches, place
+
+    @staticmethod
+    def _measured(operation: int, remote: RemoteMemory, memory: Memory) -> Piece:
+        if not isinstance(remote, RemoteMemory):
+            raise TypeError(f"remote is the peer's memory as a RemoteMemory, not {type(remote).__name__}")
+        memory, length = measured_room(memory, "read") if operation == READ else measured(memory)
+        if length > remote.length:
+            raise errors.ElementRangeError(f"{length} bytes do not fit the {remote.length} bytes of the peer's memory")
+        return remote, memory, length
+
+    async def _move(self, operation: int, batches: list[_Numbered], pieces: list[Piece]) -> None:
+        """batches: what to post first."""
+        access = _SINK if operation == READ else Access.NONE
         longest = self.adapter.info.max_transfer_length
         posted: list[asyncio.Future[BaseException | None]] = []
         leases: list[Lease] = []
-        requests: list[tuple[Sge, RemoteMemory]] = []
+        pairs: list[tuple[RemoteMemory, Memory]] = []
+        queue_pair = self._channel.queue_pair
         async with Finally(self.life, lambda: self._end_move(posted, leases)):
             for remote, memory, length in pieces:
                 if not length:
-                    continue
-                if length <= longest and isinstance(memory, Sge) and memory.length == length == remote.length:
-                    requests.append((memory, remote))
                     continue
                 element, lease = await self.lease(memory, length, access)
                 if lease is not None:
@@ -202,10 +239,18 @@ class Transfers(Uncopied):
                 for start in range(0, length, longest):
                     end = min(start + longest, length)
                     part = element if end - start == length else part_of(element, start, end)
-                    requests.append((part, remote if end - start == remote.length else remote[start:end]))
-            place = 0
-            while place < len(requests):
-                place += await self._begin_some(post, requests, place, posted)
+                    pairs.append((remote if end - start == remote.length else remote[start:end], part))
+            if len(pairs) == 1 and not batches:
+                number, (remote, part) = self._next_number(), pairs[0]
+                post = queue_pair.read if operation == READ else queue_pair.write
+                context = self._channel.base | TRANSFER | number
+                await self._begin_some(number, 1, functools.partial(post, part, remote, context=context), posted)
+            else:
+                others, place = self._batches(operation, pairs)
+                assert place == len(pairs)
+                batches += others
+            for number, batch in batches:
+                await self._begin_some(number, len(batch), functools.partial(queue_pair.post, batch), posted)
             for future in posted:
                 if not future.done():
                     await asyncio.shield(future)
@@ -216,33 +261,23 @@ class Transfers(Uncopied):
 
     async def _begin_some(
         self,
-        post: Callable[..., None],
-        requests: list[tuple[Sge, RemoteMemory]],
-        place: int,
+        number: int,
+        count: int,
+        post: Callable[[], None],
         posted: list[asyncio.Future[BaseException | None]],
-    ) -> int:
-        """Post as many requests from this place on as there is room for. Returns how many. Only the last one completes.
+    ) -> None:
+        """Post `count` requests when there is room for them. Only the last one completes, with this number.
 
         posted: gets the future of their end, even if this raises in the middle.
         """
-        count = await self._room.take(min(len(requests) - place, _AT_ONCE))
-        number = self._next_number()
+        await self._room.take(count)
         begun = 0
 
-        def post_all(context: int) -> None:
+        def post_all(_: int) -> None:
             nonlocal begun
-            if count == 1:
-                post(*requests[place], context=context)
-            else:
-                batch = Batch(count)
-                add = batch.read if post == self._channel.queue_pair.read else batch.write
-                silent = self._channel.base | TRANSFER
-                for part, target in requests[place : place + count - 1]:
-                    add(part, target, context=silent)
-                add(*requests[place + count - 1], context=context)
-                # If it is refused, nobody says how many were posted.
-                begun = 1
-                self._channel.queue_pair.post(batch)
+            # If one of several is refused, nobody says how many were posted.
+            begun = int(count > 1)
+            post()
             begun = count
 
         future = self.under_way[number] = self.life.loop.create_future()
@@ -255,7 +290,6 @@ class Transfers(Uncopied):
         finally:
             if begun:
                 posted.append(future)
-        return count
 
     def _after_refusal(self, number: int, begun: int) -> None:
         """A request was refused. What was posted before it would end without a completion."""

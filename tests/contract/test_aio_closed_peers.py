@@ -110,13 +110,13 @@ async def test_a_long_message_that_is_being_read_when_the_peer_closes(ordered, m
     """Its send() says what becomes of it."""
     async with ordered() as (closer, sender):
         go_on = asyncio.Event()
-        move = closer._transfers.move
+        read_into = closer._transfers.read_into
 
-        async def later(*arguments):
+        async def later(pieces):
             await go_on.wait()
-            await move(*arguments)
+            await read_into(pieces)
 
-        monkeypatch.setattr(closer._transfers, "move", later)
+        monkeypatch.setattr(closer._transfers, "read_into", later)
         sending = asyncio.ensure_future(sender.send(pattern(LONG)))
         receiving = asyncio.ensure_future(closer.receive())
         await until(lambda: closer._messages.reading)

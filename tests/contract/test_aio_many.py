@@ -52,6 +52,27 @@ async def test_each_piece_is_written_to_its_place_in_order(connected, adapter, k
         assert target == expected
 
 
+async def test_pieces_of_all_kinds_of_memory_are_written_in_their_order(connected, adapter, keep):
+    """Slices of regions among buffers, a whole region, and pieces that are shorter than the peer's memory."""
+    data = pattern(64)
+    region, target = keep(adapter.register(bytearray(data))), bytearray(64)
+    async with connected() as (client, server), server.expose(target) as remote:
+        await client.write_many(
+            [
+                (remote[0:8], region[0:8]),
+                (remote[0:64], region),
+                (remote[0:8], region[8:16]),
+                (remote[0:8], b"abc"),
+                (remote[1:8], region[0:1]),
+                (remote[8:8], b""),
+                (remote[16:24], region[0:8]),
+            ]
+        )
+        await both(client.send(b"written"), server.receive())
+    assert target[:8] == b"a" + data[0:1] + b"c" + data[11:16]
+    assert target[8:] == data[8:16] + data[0:8] + data[24:]
+
+
 async def test_no_pieces_and_pieces_of_no_bytes_are_nothing_to_do(connected):
     async with connected() as (client, server), server.expose(bytearray(8)) as remote:
         await client.read_many([])
@@ -78,24 +99,24 @@ async def test_a_mistake_in_one_piece_is_found_before_any_is_read(connected, bad
 
 
 async def test_a_request_that_is_refused_in_the_middle_ends_after_those_before_it(connected, adapter, monkeypatch):
-    source, sink = bytearray(pattern(64 * 8)), bytearray(64 * 8)
+    source, sink = bytearray(pattern(128 * 8)), bytearray(128 * 8)
     async with connected() as (client, server), server.expose(source) as remote:
         region = adapter.register(sink)
         other = adapter.register(bytearray(8))
-        pairs = [(remote[at : at + 8], region[at : at + 8]) for at in range(0, 40 * 8, 8)]
+        pairs = [(remote[at : at + 8], region[at : at + 8]) for at in range(0, 72 * 8, 8)]
         bad = other[0:8]
         other.close()
         with pytest.raises(ndpy.ClosedError):
             await client.read_many([*pairs, (remote[0:8], bad)])
         # Those that were posted before it have ended, so their memory can go, and the connection works.
         region.close()
-        assert sink[: 32 * 8] == source[: 32 * 8]
+        assert sink[: 48 * 8] == source[: 48 * 8]
         again = bytearray(8)
         await client.read(remote[8:16], again)
         assert again == source[8:16]
         # All room has been given back.
         region = adapter.register(sink)
-        await client.read_many([(remote[at : at + 8], region[at : at + 8]) for at in range(0, 64 * 8, 8)])
+        await client.read_many([(remote[at : at + 8], region[at : at + 8]) for at in range(0, 128 * 8, 8)])
         assert sink == source
         region.close()
 
