@@ -212,13 +212,19 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
         Raises:
             UnsupportedError: info.capabilities lacks DMABUF, as on every NetworkDirect adapter.
             InvalidBufferError: the offset, length or iova is not possible.
-            ProviderError: with EBADF if the descriptor is not a dma-buf.
+            ProviderError: with EBADF if the descriptor is not open. With EINVAL if it is not a dma-buf, or ends before
+                the part does.
         Source: ibv_reg_dmabuf_mr(3).
         """
         self._require(Capability.DMABUF, "register dma-buf")
         if length < 1 or offset < 0 or iova < 0 or max(offset, iova) + length > 1 << 64:
             raise errors.InvalidBufferError(
                 f"{length} bytes at offset {offset} and iova {iova:#x} are not a range of memory"
+            )
+        if (iova - offset) % mmap.PAGESIZE:
+            raise errors.InvalidBufferError(
+                f"the offset {offset} is {offset % mmap.PAGESIZE} bytes into a page, and the iova {iova:#x} "
+                f"{iova % mmap.PAGESIZE} bytes; both need the same place in their pages"
             )
         access = self._known_access(access)
         region: MemoryRegion = self._make(

@@ -134,8 +134,6 @@ ABSENT_ERRNO(ibv_detach_mcast, (struct ibv_qp * qp, const union ibv_gid *gid, ui
 
 ABSENT_ERRNO(ibv_set_ece, (struct ibv_qp * qp, struct ibv_ece *ece))
 ABSENT_ERRNO(ibv_query_ece, (struct ibv_qp * qp, struct ibv_ece *ece))
-ABSENT_POINTER(struct ibv_mr, ibv_reg_dmabuf_mr,
-               (struct ibv_pd * pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access))
 
 ABSENT_POINTER(struct ibv_context, ibv_import_device, (int fd))
 ABSENT_POINTER(struct ibv_pd, ibv_import_pd, (struct ibv_context * context, uint32_t handle))

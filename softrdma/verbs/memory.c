@@ -3,12 +3,26 @@
 #include "guarded.h"
 
 #include <errno.h>
+#include <linux/magic.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <unistd.h>
 
 /* The device has no atomics, so their right changes nothing. Programs ask for it all the same. */
 #define KNOWN_ACCESS                                                                                  \
     (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_MW_BIND | \
      IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_OPTIONAL_RANGE)
+/* Of a dma-buf the kernel grants less. */
+#define DMABUF_ACCESS (KNOWN_ACCESS & ~(IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED))
+
+#ifndef DMA_BUF_MAGIC
+#define DMA_BUF_MAGIC 0x444d4142
+#endif
+
+/* How far into its page an address or an offset is. */
+#define PAGE_OFFSET(where) ((size_t)((where) & ((uint64_t)sysconf(_SC_PAGESIZE) - 1)))
 
 /* ---- Protection domains ---- */
 
@@ -131,13 +145,79 @@ EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t 
     return reg(pd, address, length, iova, access, SOFT_FAULT(pd->context, PLACE_CALL_REG_MR, 0));
 }
 
+/* Whether a file has memory that this process can share: a dma-buf, or a memfd, which stands for one in tests. */
+static bool has_memory(int fd, int *error)
+{
+    struct statfs system;
+
+    if (fstatfs(fd, &system) != 0) {
+        *error = errno;
+        return false;
+    }
+    *error = EINVAL;
+    return (uint32_t)system.f_type == DMA_BUF_MAGIC || (uint32_t)system.f_type == TMPFS_MAGIC;
+}
+
+/* Maps the pages that have these bytes. Returns the first of the bytes, or NULL with an errno in *error. */
+static void *map_part(int fd, uint64_t offset, size_t length, bool write, int *error)
+{
+    struct stat file;
+
+    if (!has_memory(fd, error))
+        return NULL;
+    if (fstat(fd, &file) != 0) {
+        *error = errno;
+        return NULL;
+    }
+    uint64_t size = (uint64_t)file.st_size;
+    if (length == 0 || offset > size || length > size - offset)
+        return NULL;
+    size_t before = PAGE_OFFSET(offset);
+    void *pages = mmap(NULL, before + length, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd,
+                       (off_t)(offset - before));
+    if (pages == MAP_FAILED) {
+        /* The driver of a dma-buf may refuse to map it at all. */
+        *error = errno == EINVAL || errno == ENODEV || errno == ENOTSUP ? EOPNOTSUPP : errno;
+        return NULL;
+    }
+    return (uint8_t *)pages + before;
+}
+
+static void unmap_part(void *part, size_t length)
+{
+    size_t before = PAGE_OFFSET((uintptr_t)part);
+
+    munmap((uint8_t *)part - before, before + length);
+}
+
+EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
+                                        int access)
+{
+    int error = EINVAL;
+
+    if ((access & ~DMABUF_ACCESS) != 0 || PAGE_OFFSET(offset) != PAGE_OFFSET(iova))
+        return soft_null(EINVAL);
+    void *part = map_part(fd, offset, length, (access & IBV_ACCESS_LOCAL_WRITE) != 0, &error);
+    if (part == NULL)
+        return soft_null(error);
+    struct ibv_mr *mr = reg(pd, part, length, iova, (unsigned)access, SOFT_FAULT(pd->context, PLACE_CALL_REG_MR, 0));
+    if (mr == NULL) {
+        error = errno;
+        unmap_part(part, length);
+        return soft_null(error);
+    }
+    ((struct soft_mr *)mr)->part = part;
+    mr->addr = (void *)(uintptr_t)offset;
+    return mr;
+}
+
 EXPORT int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *address, size_t length, int access)
 {
     struct soft_mr *mr = (struct soft_mr *)ibv;
 
     if (soft_inherited(ibv->context))
         return IBV_REREG_MR_ERR_INPUT;
-    if (flags == 0 || (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED) != 0) {
+    if (flags == 0 || (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED) != 0 || mr->part != NULL) {
         errno = EINVAL;
         return IBV_REREG_MR_ERR_INPUT;
     }
@@ -191,6 +271,8 @@ EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
         registration_ended();
     ((struct soft_pd *)ibv->pd)->users--;
     object_close(&mr->region->object);
+    if (mr->part != NULL)
+        unmap_part(mr->part, ibv->length);
     free(mr);
     return 0;
 }

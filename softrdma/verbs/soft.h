@@ -79,6 +79,7 @@ struct soft_pd {
 struct soft_mr {
     struct ibv_mr ibv;
     struct region *region;
+    void *part; /* of a dma-buf: where it is mapped here */
 };
 
 struct soft_mw {

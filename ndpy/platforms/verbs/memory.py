@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import threading
 from collections.abc import Callable
@@ -176,9 +177,23 @@ def register_dmabuf(fd: int, offset: int) -> NativeCall:
     def register(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
         rights = native_access(access, Quirk.IWARP_READ_SINK_NEEDS_REMOTE_WRITE in adapter._quirks)
         number = lib.ndpy_register_dmabuf(adapter._domain, offset, length, address, fd, rights, out)
-        check("register dma-buf", number)
+        if number:
+            raise errors.from_errno("register dma-buf", number, _of_dmabuf(number, fd, offset, length))
 
     return register
+
+
+def _of_dmabuf(number: int, fd: int, offset: int, length: int) -> str:
+    """What was not registered, as the beginning of a message."""
+    part = f"{length} bytes at offset {offset} of descriptor {fd}"
+    if number == errno.EINVAL:
+        size = os.fstat(fd).st_size
+        if offset + length > size > 0:
+            return f"{part}, which has {size} bytes"
+        return f"{part}, which is not a dma-buf or does not give these rights"
+    if number == errno.EOPNOTSUPP:
+        return f"{part}, which the adapter cannot reach"
+    return part
 
 
 def _as_region(handle: int) -> Any:

@@ -1,0 +1,52 @@
+"""Memory that an adapter takes by a descriptor, as it takes a device's: a dma-buf of the kernel's own, or a memfd."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+import ndpy
+from kit.helpers import has_kernel_driver
+
+# linux/udmabuf.h: UDMABUF_CREATE, and struct udmabuf_create (memfd, flags, offset, size).
+_CREATE, _REQUEST = 0x40187542, struct.Struct("=IIQQ")
+
+
+class Buffer(NamedTuple):
+    """fd: the descriptor that is registered. memory: its bytes, as the device has them."""
+
+    fd: int
+    memory: mmap.mmap
+
+
+@contextlib.contextmanager
+def buffer(adapter: ndpy.Adapter, length: int, *, of_kernel: bool = False) -> Iterator[Buffer]:
+    """Make memory of whole pages. Skips where it needs /dev/udmabuf and there is none.
+
+    Parameters:
+        of_kernel: a dma-buf. Otherwise a memfd, if the adapter takes one.
+    """
+    with contextlib.ExitStack() as files:
+        memfd = os.memfd_create("a device's memory", os.MFD_ALLOW_SEALING)
+        files.callback(os.close, memfd)
+        os.ftruncate(memfd, length)
+        memory = files.enter_context(mmap.mmap(memfd, length))
+        if not of_kernel and not has_kernel_driver(adapter):
+            yield Buffer(memfd, memory)
+            return
+        fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        try:
+            device = os.open("/dev/udmabuf", os.O_RDWR)
+        except OSError as error:
+            pytest.skip(f"dma-bufs of the kernel's own are not to be had: {error}")
+        files.callback(os.close, device)
+        fd = fcntl.ioctl(device, _CREATE, _REQUEST.pack(memfd, 1, 0, length))
+        files.callback(os.close, fd)
+        yield Buffer(fd, memory)
