@@ -6,6 +6,7 @@ import copy
 import json
 import random
 import re
+import time
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from ndpy.fleet.results import (
     Suspect,
     to_json,
 )
+from tests.kit.deadlines import patient
 from tests.kit.reports import HOSTILE, report
 
 WORDS = st.text(max_size=8)
@@ -174,6 +176,17 @@ def test_a_file_that_is_no_json_is_named(tmp_path, text):
     (tmp_path / "some.json").write_bytes(text)
     with pytest.raises(ReportError, match=r"some\.json: "):
         read(tmp_path / "some.json")
+
+
+def test_a_report_of_4096_nodes_is_read_in_a_second():
+    made = plain(report(4096, rounds=12))
+
+    def seconds() -> float:
+        began = time.process_time()
+        from_json(made)
+        return time.process_time() - began
+
+    assert min(seconds() for _ in range(3)) < patient(1)
 
 
 def test_a_number_that_is_too_large_is_named():
