@@ -45,9 +45,10 @@ def test_a_report_compared_with_itself_has_nothing():
     assert compare(GOOD, GOOD).lines() == ["diff: 0 worse, 0 better, 0 changed"]
 
 
-@pytest.mark.parametrize("nodes", [2, 6, 16, 256])
+@pytest.mark.parametrize("nodes", [2, 4, 5, 6, 7, 8, 16, 256])
 def test_noise_alone_is_no_change(nodes):
-    for seed in range(20 if nodes < 256 else 4):
+    """In as many rounds as a full mesh has: three with four nodes, and seven with eight."""
+    for seed in range(100 if nodes < 16 else 20 if nodes < 256 else 4):
         comparison = compare(heavy_tails(2 * seed, nodes), heavy_tails(2 * seed + 1, nodes))
         assert (comparison.worse, comparison.better) == ((), ()), seed
 
@@ -58,6 +59,20 @@ def test_a_node_that_became_slow_is_named_alone_and_is_better_the_other_way_roun
     assert compare(GOOD, slow).better == ()
     assert cards(compare(slow, GOOD).better) == {"n5"}
     assert compare(slow, GOOD).worse == ()
+
+
+def test_in_a_small_mesh_a_slow_node_is_named_or_it_is_said_that_nothing_tells():
+    """A node with five partners has five results of each quantity, and one with three has three."""
+    slow = without_suspects(report(6, rounds=5, slow={"n5": 0.7}, seed=3))
+    assert cards(compare(report(6, rounds=5), slow).worse) == {"n5"}
+    slow = without_suspects(report(4, rounds=3, slow={"n2": 0.7}, seed=3))
+    comparison = compare(report(4, rounds=3), slow)
+    assert cards(comparison.worse) == set()
+    assert [each for each in comparison.changed if "of a card" in each] == [
+        f"pairs: 3 measurements of the {name} of a card are too few to tell a change of one card from noise; measure more "
+        "rounds"
+        for name in ("latency", "bandwidth")
+    ]
 
 
 def test_what_all_share_is_one_sentence():

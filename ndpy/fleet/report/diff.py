@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ndpy.fleet.report.node_sets import fold
 from ndpy.fleet.report.statistics import NAMES, Summary, figure, nodes, summaries, title
-from ndpy.fleet.results import Pattern, Quantity, Report, Suspect
+from ndpy.fleet.results import Measurement, Pattern, Quantity, Report, Suspect
 
 # A smaller change does not count, however sure it is.
 _LEAST = 0.05
@@ -20,8 +21,8 @@ _WRONG = 0.001
 # The standard deviation divided by the median distance, and that of a median divided by that of a mean.
 _OF_DISTANCE = 1.4826
 _OF_MEDIAN = 1.2533
-# A deviation from distances is as certain as one from squares of this share of the values.
-_EFFICIENCY = 0.37
+# A deviation from the distances of neighbours is as certain as one from squares of this share of the values.
+_EFFICIENCY = 0.3
 
 # A card, the quantity, and whether it sends or receives.
 _Key = tuple[str, Quantity, str]
@@ -115,6 +116,7 @@ def _cards(before: Report, after: Report) -> Iterator[tuple[bool, str]]:
     for quantity in Quantity:
         mine = [key for key in keys if key[1] is quantity]
         noises = [_within([run[key] for key in mine]) for run in (old, new)]
+        distances = sorted([*_distances(before, old, quantity), *_distances(after, new, quantity)])
         known = min(sum(len(run[key]) for key in mine) for run in (old, new))
         changes = {key: _ratio(old[key], new[key]) for key in mine}
         common = statistics.median(changes.values()) if mine else 0.0
@@ -123,7 +125,11 @@ def _cards(before: Report, after: Report) -> Iterator[tuple[bool, str]]:
             limit = _limit(len(mine), known) * noise
             own = changes[key] - common
             sentence = _change(old[key], new[key], quantity, limit)
-            if sentence is not None and own * changes[key] > 0 and abs(own) > max(limit, math.log1p(_LEAST)):
+            if sentence is None or own * changes[key] <= 0 or abs(own) <= max(limit, math.log1p(_LEAST)):
+                continue
+            least = min(abs(own), abs(changes[key]))
+            chance = sum(_chance(distances, least, len(run[key])) for run in (old, new))
+            if chance * len(mine) < _WRONG:
                 worse, text = sentence
                 found.append((-abs(changes[key]), worse, f"{key[0]} {key[2]}: its {NAMES[quantity]} is {text}"))
     for _, worse, text in sorted(found):
@@ -135,11 +141,16 @@ def _values(report: Report) -> dict[_Key, list[float]]:
     found: dict[_Key, list[float]] = {}
     for each in report.measurements:
         if each.pattern is Pattern.PAIRS and each.value:
-            for place, direction in ((each.source, "sends"), (each.target, "receives")):
-                end = report.ends[place]
-                name = f"{end.node}/{end.adapter}" if end.adapter else end.node
-                found.setdefault((name, each.quantity, direction), []).append(each.value)
+            for key in _keys(report, each):
+                found.setdefault(key, []).append(each.value)
     return found
+
+
+def _keys(report: Report, measurement: Measurement) -> tuple[_Key, _Key]:
+    """The card that sends, and the one that receives."""
+    cards = [report.ends[place] for place in (measurement.source, measurement.target)]
+    source, target = (f"{end.node}/{end.adapter}" if end.adapter else end.node for end in cards)
+    return (source, measurement.quantity, "sends"), (target, measurement.quantity, "receives")
 
 
 def _change(
@@ -168,18 +179,39 @@ def _noise(values: Sequence[float]) -> float:
 
 
 def _within(groups: Iterable[Sequence[float]]) -> float:
-    """The same of values about the medians of their groups: one card has too few of them to tell.
+    """The same of values within their groups: one card has too few of them to tell.
 
-    Without enough values nothing is known, and no change is beyond it.
+    It is taken from the distances of neighbours in a group. Those from the group's median would be too small: in a group of
+    three, one of them is always 0. Without enough values nothing is known, and no change is beyond it.
     """
     distances = []
     for values in groups:
-        if len(values) > 1:
-            middle = statistics.median(values)
-            # A median lies closer to its own few values than the truth does.
-            scale = math.sqrt(len(values) / (len(values) - 1)) / max(middle, 1e-9)
-            distances += [abs(value - middle) * scale for value in values]
+        middle = max(statistics.median(values), 1e-9)
+        neighbours = (
+            zip(values, [*values[1:], values[0]], strict=True) if len(values) > 2 else [values] * (len(values) - 1)
+        )
+        distances += [abs(one - other) / (math.sqrt(2) * middle) for one, other in neighbours]
     return _OF_MEDIAN * _OF_DISTANCE * statistics.median(distances) if len(distances) >= _FEWEST else math.inf
+
+
+def _distances(report: Report, values: Mapping[_Key, Sequence[float]], quantity: Quantity) -> Iterator[float]:
+    """How far each measurement is from what its two cards let expect, as a logarithm."""
+    medians = {key: math.log(max(statistics.median(of), 1e-9)) for key, of in values.items() if key[1] is quantity}
+    middle = statistics.median(medians.values()) if medians else 0.0
+    for each in report.measurements:
+        if each.pattern is Pattern.PAIRS and each.quantity is quantity and each.value:
+            source, target = _keys(report, each)
+            yield abs(math.log(max(each.value, 1e-9)) - medians[source] - medians[target] + middle)
+
+
+def _chance(distances: Sequence[float], least: float, count: int) -> float:
+    """The chance that half of `count` values are this far out, and their median with them. Noise has heavy tails.
+
+    distances: of all, sorted. What was never seen counts as seen half a time.
+    """
+    share = (len(distances) - bisect.bisect_left(distances, least) + 0.5) / (len(distances) + 1)
+    half = range((count + 1) // 2, count + 1)
+    return sum(math.comb(count, far) * share**far * (1 - share) ** (count - far) for far in half)
 
 
 def _limit(comparisons: int, values: int | None = None) -> float:
@@ -217,6 +249,7 @@ def _changed(before: Report, after: Report) -> Iterator[str]:
                 f"{other.pattern.value}: {least} measurements of {NAMES[other.quantity]} are too few to tell a change "
                 f"from noise, which takes {_FEWEST} in each run"
             )
+    yield from _too_few_of_a_card(before, after)
     old, new = ({each.node: each for each in run.machines} for run in (before, after))
     gone, come = set(nodes(before)) - set(nodes(after)), set(nodes(after)) - set(nodes(before))
     if gone:
@@ -236,3 +269,16 @@ def _changed(before: Report, after: Report) -> Iterator[str]:
                 facts.setdefault(f"the counter {name} {said}", set()).add(node)
     for fact in sorted(facts):
         yield f"{fold(facts[fact])}: {fact}"
+
+
+def _too_few_of_a_card(before: Report, after: Report) -> Iterator[str]:
+    """What was measured too seldom to tell that one card changed, however large the change is."""
+    old, new = _values(before), _values(after)
+    for quantity in Quantity:
+        counts = [min(len(old[key]), len(new[key])) for key in old.keys() & new.keys() if key[1] is quantity]
+        known = [0.0] * sum(counts)
+        if len(known) >= _FEWEST and 2 * len(counts) * _chance(known, math.inf, max(counts)) >= _WRONG:
+            yield (
+                f"pairs: {max(counts)} measurements of the {NAMES[quantity]} of a card are too few to tell a change of one "
+                "card from noise; measure more rounds"
+            )
