@@ -122,8 +122,8 @@ static int queue_traverse(PyObject *object, visitproc visit, void *arg)
     CompletionQueue *self = (CompletionQueue *)object;
     int stopped = visit_completions(self->kept, visit, arg);
 
-    if (!stopped)
-        stopped = visit_completions(self->filled, visit, arg);
+    for (int which = 0; which < 2 && !stopped; which++)
+        stopped = visit_completions(self->filled[which], visit, arg);
     if (stopped)
         return stopped;
     Py_VISIT((PyObject *)self->lock);
@@ -132,7 +132,8 @@ static int queue_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->last);
     Py_VISIT(self->kept);
     Py_VISIT(self->empty);
-    Py_VISIT(self->filled);
+    Py_VISIT(self->filled[0]);
+    Py_VISIT(self->filled[1]);
     Py_VISIT(self->waiters);
     Py_VISIT(self->idle_waiters);
     Py_VISIT(self->armed);
@@ -151,7 +152,8 @@ static int queue_clear(PyObject *object)
     Py_CLEAR(self->last);
     Py_CLEAR(self->kept);
     Py_CLEAR(self->empty);
-    Py_CLEAR(self->filled);
+    Py_CLEAR(self->filled[0]);
+    Py_CLEAR(self->filled[1]);
     Py_CLEAR(self->waiters);
     Py_CLEAR(self->idle_waiters);
     Py_CLEAR(self->armed);

@@ -9,10 +9,11 @@ enum { BATCH = 64, SLACK = 64 };
 
 /* native: a struct ndpy_completion_queue. posted: a dict of PostedRequests by the number of their queue pair. last: the
    PostedRequests of the last completion, and their number. kept: NULL, or a list of completions that a poll took before
-   an exception ended it; the next poll returns them. empty, filled: the lists without and with up to BATCH completions
-   that polls returned last, or NULL. The next poll returns them again, with the same objects in them, if nobody else
-   has them. taken: how many completions were taken since creation, including those that are kept. failure: None, or a
-   function that makes the exception for a queue that gets no more completions. Polls raise it when nothing is left. */
+   an exception ended it; the next poll returns them. empty: the list without completions that a poll returned last, or
+   NULL. filled: the last two with up to BATCH completions, the latest first. The next poll returns one of them again,
+   with the same objects in it, if nobody else has it. taken: how many completions were taken since creation, including
+   those that are kept. failure: None, or a function that makes the exception for a queue that gets no more completions.
+   Polls raise it when nothing is left. */
 typedef struct {
     GUARDED_HEAD
     PyObject *SHARED failure;
@@ -20,7 +21,7 @@ typedef struct {
     PyObject *last;
     PyObject *kept;
     PyObject *empty;
-    PyObject *filled;
+    PyObject *filled[2];
     uint32_t last_number;
     unsigned int depth;
     const struct ndpy_provider *provider;

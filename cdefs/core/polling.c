@@ -281,21 +281,29 @@ HOT PyObject *poll_now(CompletionQueue *self, size_t wanted, double spin_s)
 
 static PyObject *argument_names[2];
 
-static PyObject *poll_with(CompletionQueue *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+/* Reads the arguments of poll(). Returns 0, or -1 with an error. */
+static int read_arguments(PyObject *const *arguments, Py_ssize_t count, PyObject *keywords, Py_ssize_t *wanted,
+                          double *spin_s)
 {
     PyObject *given[2] = {NULL};
+
+    if (count == 1 && !keywords)
+        given[0] = arguments[0];
+    else if (sort_arguments("poll", arguments, count, keywords, argument_names, 1, 2, given) < 0)
+        return -1;
+    if (given[1] && read_seconds(given[1], "spin_s", spin_s) < 0)
+        return -1;
+    if (given[0])
+        *wanted = PyLong_AsSsize_t(given[0]);
+    return *wanted == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *poll_with(CompletionQueue *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
     Py_ssize_t wanted = BATCH;
     double spin_s = 0;
 
-    if (sort_arguments("poll", arguments, count, keywords, argument_names, 1, 2, given) < 0)
-        return NULL;
-    if (given[1] && read_seconds(given[1], "spin_s", &spin_s) < 0)
-        return NULL;
-    if (given[0])
-        wanted = PyLong_AsSsize_t(given[0]);
-    if (PyErr_Occurred())
-        return NULL;
-    if (enter(self) < 0)
+    if (read_arguments(arguments, count, keywords, &wanted, &spin_s) < 0 || enter(self) < 0)
         return NULL;
     if (wanted > (Py_ssize_t)self->depth + SLACK)
         wanted = (Py_ssize_t)self->depth + SLACK;

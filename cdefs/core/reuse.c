@@ -129,14 +129,14 @@ HOT int renew_list(PyObject *list, const struct ndpy_completion *entries, Py_ssi
     return 0;
 }
 
-/* Makes a new list, for this poll and the next one. Returns NULL with an error. */
+/* Makes a new list, for this poll and the next ones. Returns NULL with an error. */
 APART PyObject *make_list(CompletionQueue *self, const struct ndpy_completion *entries, Py_ssize_t count,
                           PyObject *posted)
 {
     PyObject *list;
 
     /* Freed first, because the new completions are made in their memory. */
-    Py_CLEAR(self->filled);
+    Py_CLEAR(self->filled[1]);
     list = PyList_New(count);
     for (Py_ssize_t place = 0; list && place < count; place++) {
         PyObject *completion = completion_new(&entries[place], posted);
@@ -147,9 +147,10 @@ APART PyObject *make_list(CompletionQueue *self, const struct ndpy_completion *e
             Py_CLEAR(list);
     }
     if (REUSES && list) {
-        PyObject *former = self->filled;
+        PyObject *former = self->filled[1];
 
-        self->filled = Py_NewRef(list);
+        self->filled[1] = self->filled[0];
+        self->filled[0] = Py_NewRef(list);
         Py_XDECREF(former);
     }
     return list;
@@ -157,10 +158,16 @@ APART PyObject *make_list(CompletionQueue *self, const struct ndpy_completion *e
 
 PyObject *list_with(CompletionQueue *self, const struct ndpy_completion *entries, Py_ssize_t count, PyObject *posted)
 {
-    PyObject *list = self->filled;
+    PyObject *list = self->filled[0];
 
-    if (!is_ours(list, count))
-        return make_list(self, entries, count, posted);
+    if (!is_ours(list, count)) {
+        list = self->filled[1];
+        if (!is_ours(list, count))
+            return make_list(self, entries, count, posted);
+        /* `found = queue.poll()` lets a list go only when the next one is there. So two of them take turns. */
+        self->filled[1] = self->filled[0];
+        self->filled[0] = list;
+    }
     Py_INCREF(list);
     if (renew_list(list, entries, count, posted) == 0)
         return list;

@@ -5,6 +5,7 @@ a device."""
 from __future__ import annotations
 
 import gc
+import random
 import threading
 import weakref
 
@@ -32,6 +33,21 @@ def test_lists_that_are_kept_stay_as_they_were(scene):
     kept += [poll_several(scene, count) for count in (3, 3, 2)]
     assert [contexts(completions) for completions in kept] == [[], [], [], [0], [1], [2], [3, 4, 5], [6, 7, 8], [9, 10]]
     assert len({id(completions) for completions in kept}) == len(kept)
+
+
+def test_lists_stay_as_they_were_for_as_long_as_the_program_has_them(scene):
+    """It lets each one go after a number of other polls, of lists of other lengths."""
+    choose = random.Random(41)
+    held = []
+    for _ in range(200):
+        count = choose.choice((1, 1, 1, 2))
+        before = scene.arrived
+        held.append((poll_several(scene, count), list(range(before, before + count))))
+        for context in range(before, before + count):
+            scene.queue_pair.receive([], context=16 + context)
+        for completions, expected in held:
+            assert contexts(completions) == expected
+        held = [each for each in held[-4:] if choose.random() < 0.6]
 
 
 def test_completions_of_a_list_that_are_kept_stay_as_they_were(scene):
