@@ -187,8 +187,9 @@ class QueuePair(Closable):
 
     def post(self, batch: Batch) -> None:
         for number, (name, arguments, options) in enumerate(batch.requests, 1):
-            silent = 0 if number == len(batch.requests) else Flags.SILENT_SUCCESS
-            getattr(self, name)(*arguments, **{**options, "flags": options["flags"] | silent})
+            if name != "receive" and number < len(batch.requests):
+                options = {**options, "flags": options.get("flags", 0) | Flags.SILENT_SUCCESS}
+            getattr(self, name)(*arguments, **options)
 
     def bind(self, window: Window, region: Region, access: Any, *, context: int = 0) -> None:
         window.bound = region
