@@ -27,6 +27,13 @@ from ndpy.vocabulary.flags import Access, FlushKind, Operation, Status
 
 T = TypeVar("T")
 
+def with_own_methods(type: type[T], /) -> type[T]:
+    """Give a class methods of its own in place of those in C that it inherits from this module. Returns it.
+
+    CPython calls a method in C the quick way only if it is of the object's very class. So this is for the classes
+    whose objects programs have.
+    """
+
 def is_main_interpreter() -> bool:
     """Whether the caller is not a sub-interpreter."""
 

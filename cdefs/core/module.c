@@ -204,7 +204,52 @@ static PyObject *is_main_interpreter(PyObject *Py_UNUSED(module), PyObject *Py_U
     return PyBool_FromLong(runs_in_main());
 }
 
+/* ---- methods of a class's own ---- */
+
+/* Gives a class a method that its base has, unless something in between replaces it. Returns 0, or -1 with an error. */
+static int own_method(PyObject *type, PyObject *base, PyMethodDef *method)
+{
+    PyObject *inherited = PyObject_GetAttrString(base, method->ml_name);
+    PyObject *found = inherited ? PyObject_GetAttrString(type, method->ml_name) : NULL, *own;
+    int result = found ? 0 : -1;
+
+    if (found && found == inherited) {
+        own = PyDescr_NewMethod((PyTypeObject *)type, method);
+        result = own ? PyObject_SetAttrString(type, method->ml_name, own) : -1;
+        Py_XDECREF(own);
+    }
+    Py_XDECREF(inherited);
+    Py_XDECREF(found);
+    return result;
+}
+
+PyDoc_STRVAR(with_own_methods_doc,
+             "with_own_methods($module, type, /)\n--\n\n"
+             "Give a class methods of its own in place of those in C that it inherits from this module. Returns it.\n\n"
+             "CPython calls a method in C the quick way only if it is of the object's very class. So this is for the "
+             "classes\n"
+             "whose objects programs have.");
+
+static PyObject *with_own_methods(PyObject *Py_UNUSED(module), PyObject *type)
+{
+    PyObject *order = PyObject_GetAttrString(type, "__mro__");
+    Py_ssize_t place = order ? PyTuple_Size(order) : 0;
+    int result = place > 0 ? 0 : -1;
+
+    while (result == 0 && --place > 0) {
+        PyObject *base = PyTuple_GetItem(order, place);
+        PyMethodDef *method = PyType_GetSlot((PyTypeObject *)base, Py_tp_methods);
+
+        for (; result == 0 && method && method->ml_name; method++)
+            if (method->ml_flags == (METH_FASTCALL | METH_KEYWORDS))
+                result = own_method(type, base, method);
+    }
+    Py_XDECREF(order);
+    return result < 0 ? NULL : Py_NewRef(type);
+}
+
 static PyMethodDef module_functions[] = {
+    {"with_own_methods", with_own_methods, METH_O, with_own_methods_doc},
     {"is_main_interpreter", is_main_interpreter, METH_NOARGS,
      "is_main_interpreter($module, /)\n--\n\nWhether the caller is not a sub-interpreter."},
     {NULL, NULL, 0, NULL},

@@ -29,6 +29,7 @@ from ndpy import _core
 from ndpy._core import Owned as Owned
 from ndpy._core import Uncopied as Uncopied
 from ndpy._core import next_serial as next_serial
+from ndpy._core import with_own_methods as with_own_methods
 from ndpy.errors import ClosedError, DeviceBusyError, DeviceRemovedError, ForeignObjectError, NdpyError
 from ndpy.vocabulary.unraisable import report
 

@@ -559,3 +559,12 @@ def test_two_pairs_report_to_their_own_queues(adapter, keep, pair):
     assert pair.server.cq.poll() == []
     assert [c.context for c in succeed(second.server.cq)] == [5]
     assert_works(keep, pair)
+
+
+def test_the_methods_of_loops_are_of_a_platforms_class(adapter, keep):
+    """CPython calls those of a base, which are in C, in a slower way."""
+    queue = keep(adapter.create_completion_queue(4))
+    queue_pair = keep(adapter.create_queue_pair(queue))
+    for method in (queue.poll, queue.poll_into, queue_pair.send, queue_pair.receive, queue_pair.write, queue_pair.read):
+        owner = getattr(type(method.__self__), method.__name__).__objclass__
+        assert owner.__module__.startswith("ndpy.platforms."), f"{method.__name__}() is of {owner}"

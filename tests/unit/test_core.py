@@ -317,3 +317,17 @@ def test_a_poll_before_the_queue_exists_is_refused_and_leaves_the_lock():
         queue.poll("a")
     with pytest.raises(TypeError, match="'most' that it does not take"):
         queue.poll(most=3)
+
+
+def test_a_class_gets_methods_of_its_own_unless_another_one_replaces_them():
+    class Between(_core.CompletionQueue):
+        def poll(self):
+            return "another"
+
+    @_core.with_own_methods
+    class Last(Between):
+        pass
+
+    assert vars(Last)["poll_into"].__objclass__ is Last
+    assert Last.poll_into.__doc__ == _core.CompletionQueue.poll_into.__doc__
+    assert Last.poll is Between.poll

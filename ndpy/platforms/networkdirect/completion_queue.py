@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.objects.completion_queue import CompletionQueue
 from ndpy.objects.pending import Pending
+from ndpy.objects.resource import with_own_methods
 from ndpy.platforms.networkdirect.native_calls import (
     BUFFER_OVERFLOW,
     CANCELED,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from ndpy.platforms.networkdirect.adapter import NetworkDirectAdapter
 
 
+@with_own_methods
 class NetworkDirectCompletionQueue(CompletionQueue):
     _adapter: NetworkDirectAdapter
     _ffi = ffi

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.objects.memory import Binding, MemoryWindow
 from ndpy.objects.queue_pair import QueuePair
-from ndpy.objects.resource import Owned
+from ndpy.objects.resource import Owned, with_own_methods
 from ndpy.objects.window_requests import BindRequest
 from ndpy.platforms.networkdirect.completion_queue import NetworkDirectCompletionQueue
 from ndpy.platforms.networkdirect.native_calls import (
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ndpy.platforms.networkdirect.adapter import NetworkDirectAdapter
 
 
+@with_own_methods
 class NetworkDirectQueuePair(QueuePair):
     _adapter: NetworkDirectAdapter
     _lib = lib

@@ -20,6 +20,7 @@ from ndpy.objects.completion import PostedRequests
 from ndpy.objects.completion_queue import CompletionQueue
 from ndpy.objects.memory import MemoryRegion
 from ndpy.objects.pending import Pending
+from ndpy.objects.resource import with_own_methods
 from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, free_once, lib, new_eventfd, new_pointer
 from ndpy.vocabulary.flags import Access, CompletionDetails, Notify, Operation, Status
 from ndpy.vocabulary.quirks import Quirk
@@ -35,6 +36,7 @@ _DATA_OPERATIONS = (int(Operation.SEND), int(Operation.READ), int(Operation.WRIT
 _SILENT_FAILURES = {Quirk.RXE_SILENT_REQUEST_FAILURES, Quirk.RXE_SILENT_FLUSHED_RECEIVES}
 
 
+@with_own_methods
 class VerbsCompletionQueue(CompletionQueue):
     _adapter: VerbsAdapter
     _ffi = ffi

@@ -12,6 +12,7 @@ from ndpy import errors
 from ndpy.objects.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.objects.memory import Binding, MemoryWindow
 from ndpy.objects.queue_pair import QueuePair
+from ndpy.objects.resource import with_own_methods
 from ndpy.objects.window_requests import BindRequest
 from ndpy.platforms.verbs.completion_queue import VerbsCompletionQueue
 from ndpy.platforms.verbs.endpoint import (
@@ -100,6 +101,7 @@ _PROBLEMS = {
 }
 
 
+@with_own_methods
 class VerbsQueuePair(QueuePair):
     _adapter: VerbsAdapter
     _lib = lib
