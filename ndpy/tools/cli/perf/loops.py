@@ -289,7 +289,7 @@ def _mover(
 
 
 def _receiver(queue_pair: ndpy.QueuePair, slot: ndpy.Sge, context: int, count: int) -> Callable[[], object]:
-    """A function that posts this receive so many times."""
+    """A function that posts this receive `count` times."""
     if _HAS_LISTS:
         batch = ndpy.Batch(count)
         for _ in range(count):
