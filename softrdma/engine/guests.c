@@ -1,27 +1,32 @@
 /* Guests: connections whose peer has sent no request yet, or whose request was refused and that still close.
  *
  * Anybody who reaches a listener's port can open such connections, so their number is limited for the whole process.
- * One more than MAX_GUESTS ends the oldest. An honest peer sends its request as soon as TCP has connected, so it is
- * never the oldest for long. A request that has arrived is no guest: the listener's backlog limits those.
+ * One more than MAX_GUESTS ends the oldest, but only one that has had GRACE_MS: hundreds of honest peers may connect at
+ * once, and a busy machine does not let all of them send their request before the next ones come. One more than
+ * MOST_GUESTS ends the oldest at once. A request that has arrived is no guest: the listener's backlog limits those.
  */
 #include "stream_internal.h"
 #include "trace.h"
 
-#define MAX_GUESTS 128u
+#define MAX_GUESTS  128u
+#define MOST_GUESTS 1024u
+#define GRACE_MS    1000
 
-static struct lock guests_lock = LOCK_INIT;      /* within all others */
-static struct guest guests = {&guests, &guests}; /* a ring, the oldest first */
+static struct lock guests_lock = LOCK_INIT;                         /* within all others */
+static struct guest guests = {.before = &guests, .after = &guests}; /* a ring, the oldest first */
 static unsigned count;
 
 bool guest_enter(struct stream *stream)
 {
     struct guest *guest = &stream->guest;
+    uint64_t now = now_ms();
 
     lock_acquire(&guests_lock);
     if (guest->after == NULL) {
         guest->before = guests.before;
         guest->after = &guests;
         guest->before->after = guest->after->before = guest;
+        guest->since_ms = now;
         count++;
     }
     bool crowded = count > MAX_GUESTS;
@@ -43,13 +48,13 @@ void guest_leave(struct stream *stream)
     lock_release(&guests_lock);
 }
 
-/* The oldest guest, held. NULL: there are no more than `most`. */
-static struct stream *oldest(unsigned most)
+/* The oldest guest, held. NULL: there are no more than `most`, or it came after `until`. */
+static struct stream *oldest(unsigned most, uint64_t until_ms)
 {
     struct stream *stream = NULL;
 
     lock_acquire(&guests_lock);
-    if (count > most) {
+    if (count > most && guests.after->since_ms <= until_ms) {
         stream = CONTAINER_OF(guests.after, struct stream, guest);
         stream_hold(stream); /* a guest's socket is open, and has a reference */
     }
@@ -68,15 +73,23 @@ static void expel(struct stream *stream)
     stream_drop(stream);
 }
 
-void guests_limit(void)
+bool guests_limit(void)
 {
-    for (struct stream *stream; (stream = oldest(MAX_GUESTS)) != NULL;)
+    uint64_t now = now_ms();
+    struct stream *stream;
+
+    while ((stream = oldest(MOST_GUESTS, now)) != NULL ||
+           (now > GRACE_MS && (stream = oldest(MAX_GUESTS, now - GRACE_MS)) != NULL))
         expel(stream);
+    lock_acquire(&guests_lock);
+    bool crowded = count > MAX_GUESTS;
+    lock_release(&guests_lock);
+    return crowded;
 }
 
 bool guests_expel(void)
 {
-    struct stream *stream = oldest(0);
+    struct stream *stream = oldest(0, UINT64_MAX);
 
     if (stream != NULL)
         expel(stream);

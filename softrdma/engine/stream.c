@@ -424,8 +424,8 @@ void stream_accepted(struct stream *stream)
     bool crowded = guest_enter(stream);
     stream_unlock(stream);
     stream_receive_all(stream);
-    if (crowded)
-        guests_limit();
+    if (crowded && guests_limit())
+        stream_needs_upkeep();
 }
 
 struct stream *streams_next(void)

@@ -46,6 +46,7 @@ enum {
 /* See guests.c. Both NULL: it is none. */
 struct guest {
     struct guest *before, *after;
+    uint64_t since_ms;
 };
 
 struct stream_buffer {

@@ -18,7 +18,8 @@ size_t streams_open(void);
  * is one already, or none. True: there are too many, and guests_limit() has to be called without locks. */
 bool guest_enter(struct stream *stream);
 void guest_leave(struct stream *stream);
-void guests_limit(void);
+/* Ends the oldest while there are too many. True: there are, but they have not had their time. */
+bool guests_limit(void);
 void guests_forget(void);
 
 /* stream_io.c */

@@ -4,6 +4,7 @@
  * - If requests wait and nothing comes, TCP asks the peer's host for a sign of life. If none comes for SILENT_MS, the
  *   connection is lost. A peer whose process is stopped or busy is not silent, because its kernel answers. Streams ask
  * by turns, because Linux lets the questions of thousands fall together, and drops those that its queues do not hold.
+ * - Guests that have had their time make room, while there are too many (guests.c).
  *
  * If a stream lacks memory, HURRY_MS later: it tries again, and streams that have rested so long give back their
  * buffers. An established connection never ends for want of memory.
@@ -121,7 +122,7 @@ static bool tend_all(uint32_t passed_ms)
         stream_drop(stream);
     }
     asking = round.asking;
-    return needed;
+    return guests_limit() || needed;
 }
 
 static void upkeep(struct timer *ignored);

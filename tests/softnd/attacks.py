@@ -307,6 +307,20 @@ def test_connections_that_say_nothing_leave_room_for_others(target, neighbour):
             work_together(endpoint, grant, b"room")
 
 
+def test_hundreds_may_connect_before_the_first_says_anything(target, neighbour):
+    """Each has a second (engine/guests.c). A machine that is too busy to connect all of them by then tries again."""
+    for _ in range(10):
+        with contextlib.ExitStack() as opened:
+            begin = time.monotonic()
+            peers = [opened.enter_context(target.connect()) for _ in range(2 * GUESTS)]
+            time.sleep(0.1)
+            left = sum(map(still_open, peers))
+            if time.monotonic() - begin < 0.9:
+                assert left == len(peers)
+                return
+    pytest.fail("this machine takes a second for 256 connections")
+
+
 # Random streams
 
 
