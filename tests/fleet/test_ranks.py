@@ -13,43 +13,15 @@ import threading
 import psutil
 import pytest
 from kit.deadlines import PROGRAM_DEADLINE_S, patient
-from kit.processes import Process, free_port
+from kit.processes import Process
+from kit.ranks import Ranks
 
 pytestmark = pytest.mark.timeout(patient(120))
 
 STRESS = pytest.mark.skipif(not os.environ.get("NDPY_STRESS"), reason="it takes long: NDPY_STRESS")
-#: A pair has this long. A rank that hangs costs as much and 8 s.
-PAIR_S = 3
 OTHER_VERSION = (
     "import sys, ndpy; ndpy.__version__ = '0.0.9'; sys.argv[0] = 'ndpy'; from ndpy.tools.cli import main; main()"
 )
-
-
-class Ranks:
-    """The processes of a run. Rank 0 begins when it is asked for its report."""
-
-    def __init__(self, stack: contextlib.ExitStack, folder, size: int, **variables: str) -> None:
-        self._stack, self._report = stack, folder / "report.json"
-        self.port = free_port()
-        self._variables = {
-            "WORLD_SIZE": str(size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self.port),
-            "NDPY_ADAPTER": "soft0",
-            **variables,
-        }
-
-    def start(self, rank: int, *words: object, program=("-m", "ndpy"), **variables: str) -> Process:
-        """Start a rank, perhaps by another program than `ndpy`. Its output is that of `ndpy fleet`."""
-        words = ("fleet", "soft0", *words)
-        own = {**self._variables, "RANK": str(rank), "NDPY_FLEET_NODE": f"n{rank}", **variables}
-        return self._stack.enter_context(Process(sys.executable, *program, *map(str, words), variables=own))
-
-    def first(self, *words: object) -> Process:
-        return self.start(0, "--timeout", PAIR_S, "--json", self._report, *words)
-
-    def report(self) -> dict:
-        return json.loads(self._report.read_text("utf-8"))
 
 
 @pytest.fixture
