@@ -36,16 +36,24 @@ def of_machine(answers: Iterable[dict[str, Any]]) -> tuple[dict[str, str], tuple
 
 
 def unlike(machines: Sequence[Machine]) -> list[Suspect]:
-    """Machines of which a fact is not that of most others. Without a majority nobody is a suspect."""
+    """Machines of which a fact is not that of most others. Without a majority nobody is a suspect.
+
+    Adapters of the same name are compared. If no machine has more than one, their names do not count: systems name an
+    adapter by its slot too.
+    """
+    having_one = all(len({name.partition(" ")[0] for name in machine.facts}) <= 1 for machine in machines)
+    facts: dict[str, list[tuple[Machine, str, str]]] = {}
+    for machine in machines:
+        for name, value in machine.facts.items():
+            facts.setdefault(name.partition(" ")[2] if having_one else name, []).append((machine, name, value))
     found = []
-    for name in sorted({name for machine in machines for name in machine.facts}):
-        having = [machine for machine in machines if name in machine.facts]
-        (common, count), *_ = collections.Counter(machine.facts[name] for machine in having).most_common()
+    for _, having in sorted(facts.items()):
+        (common, count), *_ = collections.Counter(value for _, _, value in having).most_common()
         if len(having) < _LEAST or 2 * count <= len(having):
             continue
-        for machine in having:
-            if machine.facts[name] != common:
-                reason = f"{name} is {machine.facts[name]} on {machine.node}, and {common} on {count} of {len(having)} machines"
+        for machine, name, value in having:
+            if value != common:
+                reason = f"{name} is {value} on {machine.node}, and {common} on {count} of {len(having)} machines"
                 found.append(
                     Suspect(
                         Kind.NODE,

@@ -69,6 +69,15 @@ def test_a_machine_unlike_the_majority_is_a_suspect():
     assert suspect.reason == "mlx5_0 MTU is 1024 on n2, and 4096 on 3 of 4 machines"
 
 
+def test_a_machine_with_an_adapter_of_another_name_is_compared_if_each_has_one():
+    several = machines("4096", "4096", "1024")
+    several[2] = Machine("n2", (2,), {"ibp7s0 MTU": "1024"})
+    (suspect,) = compare.unlike(several)
+    assert suspect.reason == "ibp7s0 MTU is 1024 on n2, and 4096 on 2 of 3 machines"
+    several[0].facts["mlx5_1 MTU"] = "4096"
+    assert compare.unlike(several) == []
+
+
 @pytest.mark.parametrize(
     "values", [("4096", "1024"), ("4096", "4096", "1024", "1024"), ("1", "2", "3"), ("1", "1", "1")]
 )
