@@ -85,6 +85,22 @@ static PyObject *queue_take_events_alone(PyObject *object, PyObject *Py_UNUSED(n
     return PyBool_FromLong(is_alone);
 }
 
+/* Called without the lock. */
+static PyObject *queue_renew(PyObject *object, PyObject *Py_UNUSED(none))
+{
+    CompletionQueue *self = (CompletionQueue *)object;
+    int error;
+
+    if (enter(self) < 0)
+        return NULL;
+    error = is_usable(self->failure) ? self->provider->renew(self->native) : 0;
+    lock_leave(self->lock);
+    if (!error)
+        Py_RETURN_NONE;
+    raise_made(PyObject_CallMethod(object, "_arm_error", "i", error));
+    return NULL;
+}
+
 static PyObject *queue_attach(PyObject *self, PyObject *arguments)
 {
     unsigned long long provider, native;
@@ -271,6 +287,12 @@ static PyMethodDef queue_methods[] = {
      "_take_events_alone($self)\n--\n\n"
      "Take the events of the completion channel. Returns False, and nothing has changed, if others have to hear of "
      "them."},
+    {"_renew", queue_renew, METH_NOARGS,
+     "_renew($self)\n--\n\n"
+     "Take one event of the completion channel, if there is one, and ask for the next one. For a queue of whose "
+     "events\n"
+     "nobody else has to hear, on platforms with channels.\n\n"
+     "Raises: what wait() raises if the queue cannot be armed. Nothing if the queue has failed: the next poll raises."},
     {"_attach", queue_attach, METH_VARARGS,
      "_attach($self, provider, native, /)\n--\n\n"
      "Take completions from this struct ndpy_completion_queue from now on. The addresses are integers."},

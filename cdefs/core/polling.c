@@ -91,8 +91,9 @@ HOT void take(CompletionQueue *self, struct taken *taken, uint32_t room)
     taken->got = self->provider->poll(self->native, taken->entries, room, &taken->alike);
 }
 
-/* Adds what the program gets for them to a list, which is made if there is none. Returns 0, or -1 with an error. */
-static int collect(CompletionQueue *self, struct taken *taken, PyObject **completions, PyObject **failed)
+/* Adds what the program gets for them to a list, which is made if there is none. Returns how many objects that are, or
+   -1 with an error. */
+static Py_ssize_t collect(CompletionQueue *self, struct taken *taken, PyObject **completions, PyObject **failed)
 {
     struct failure failure = {NULL, NULL, NULL};
     PyObject *found[BATCH];
@@ -104,7 +105,7 @@ static int collect(CompletionQueue *self, struct taken *taken, PyObject **comple
     self->taken += count;
     if (extend(completions, found, count) < 0)
         note_failure(&failure);
-    return raise_noted(&failure);
+    return raise_noted(&failure) < 0 ? -1 : count;
 }
 
 /* Goes on after a take() of up to `room` of `wanted` completions. Returns 0, or -1 with an error. */
@@ -112,9 +113,11 @@ static int collect_all(CompletionQueue *self, struct taken *taken, size_t wanted
                        PyObject **failed)
 {
     for (;;) {
-        if (collect(self, taken, completions, failed) < 0)
+        Py_ssize_t count = collect(self, taken, completions, failed);
+
+        if (count < 0)
             return -1;
-        wanted -= (uint32_t)taken->got;
+        wanted -= (size_t)count;
         if ((uint32_t)taken->got < room || !wanted)
             return 0;
         room = room_for(wanted);

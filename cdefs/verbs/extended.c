@@ -166,6 +166,7 @@ const struct ndpy_provider *ndpy_extended_provider_table(void)
         .largest_token = LARGEST_TOKEN,
         .arm = arm,
         .take_events = take_events,
+        .renew = renew,
     };
 
     return &provider;

@@ -30,6 +30,7 @@ const struct ndpy_provider *ndpy_provider_table(void)
         .post_list = verbs_post_list,
         .arm = arm,
         .take_events = take_events,
+        .renew = renew,
     };
 
     return &provider;

@@ -201,7 +201,6 @@ class Hub(Uncopied):
             queue = self.adapter.create_completion_queue(min(max(_QUEUE_DEPTH, completions), limit))
             self._room[queue] = queue.depth
             self._poller.watch(queue, functools.partial(self._take, queue))
-            self._take(queue)
         self._room[queue] -= completions
         member.queue = queue
         member.number = self._last_number = self._last_number % 0x7FFFFFFF + 1
@@ -223,10 +222,11 @@ class Hub(Uncopied):
             member.probe()
         self._next_probe = self.loop.call_later(_PROBE_S, self._probe)
 
-    def _take(self, queue: CompletionQueue) -> None:
-        """Take completions, and ask for the next notification if there are no more."""
+    def _take(self, queue: CompletionQueue, renew: Callable[[], object]) -> None:
+        """Ask for the next notification, and take the completions that are there."""
         members, taken = self._members, 0
         try:
+            renew()
             while taken < _AT_A_STRETCH:
                 completions = queue.poll(_AT_ONCE)
                 taken += len(completions)
@@ -237,8 +237,8 @@ class Hub(Uncopied):
                             member.on_completion(completion)
                         except Exception as error:
                             self._on_fault(member, error)
-                # A poll that was not full has emptied the queue, most likely.
-                if len(completions) < _AT_ONCE and not self._poller.arm(queue):
+                # A poll that was not full has emptied the queue.
+                if len(completions) < _AT_ONCE:
                     return
         except ClosedError:
             return
@@ -248,7 +248,7 @@ class Hub(Uncopied):
                 if member.queue is queue:
                     member.fail(f"the completion queue failed: {error}", error)
             return
-        self.loop.call_soon(self._take, queue)
+        self.loop.call_soon(self._take, queue, renew)
 
     def _on_fault(self, member: Member, error: Exception) -> None:
         """A mistake of this package ends one connection. The others go on."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 import weakref
 from collections import deque
@@ -67,6 +68,8 @@ class LoopPoller(Uncopied):
         #: The tasks that wait for a queue, the longest waiting first.
         self._waiting: dict[CompletionQueue, deque[asyncio.Future[None]]] = {}
         self._watching: dict[CompletionQueue, Callable[[], object]] = {}
+        #: The descriptors of the queues that the loop watches itself.
+        self._descriptors: dict[CompletionQueue, int] = {}
         self._calls = 0
         try:
             descriptor = self._poller.fileno()
@@ -142,15 +145,36 @@ class LoopPoller(Uncopied):
             poller.add(queue)
         return poller._arm(queue)
 
-    def watch(self, queue: CompletionQueue, watcher: Callable[[], object]) -> None:
-        """Call watcher() after each notification of this queue, and once when it is closed. The watcher arms it."""
-        self._watching[queue] = watcher
+    def watch(self, queue: CompletionQueue, watcher: Callable[[Callable[[], object]], object]) -> None:
+        """Call watcher(renew) now, after each notification of this queue, and once when it fails or is closed.
+
+        The watcher calls renew() before it polls. This asks for the next notification, which comes only for later
+        completions. Nobody else may wait for the queue.
+        """
+        if self._has_thread:
+            call = functools.partial(watcher, functools.partial(self._renew, queue))
+        else:
+            # The loop watches the descriptor itself, because each level between the two costs some microseconds.
+            call = functools.partial(watcher, queue._renew)
+            self._poller._add_silently(queue)
+            descriptor = self._descriptors[queue] = queue.fileno()
+            asyncio.get_running_loop().add_reader(descriptor, call)
+        self._watching[queue] = call
+        call()
+
+    def _renew(self, queue: CompletionQueue) -> None:
+        """See watch(). Completions that the provider still has would end the notification at once."""
+        if queue._failure is None:
+            queue._retire_silent_requests()
+        self.arm(queue)
 
     def unwatch(self, queue: CompletionQueue) -> None:
-        """Stop that, and stop waiting for the queue."""
+        """Stop that. Call it before the queue is closed."""
         self._watching.pop(queue, None)
-        if queue not in self._waiting:
-            self._poller.remove(queue)
+        self._poller.remove(queue)
+        descriptor = self._descriptors.pop(queue, None)
+        if descriptor is not None:
+            asyncio.get_running_loop().remove_reader(descriptor)
 
     async def wait(self, queue: CompletionQueue, timeout_s: float | None, max_entries: int) -> list[Completion]:
         """See CompletionQueue.wait_async()."""

@@ -52,7 +52,7 @@ class Poller(Uncopied, PollerSteps):
         self._lock = threading.RLock()
         self._closed = False
         self._forked = False
-        #: The queues, each with the result of _native_add().
+        #: The queues, each with the result of _native_add(). None: see _add_silently().
         self._queues: dict[CompletionQueue, Any] = {}
         #: The queues to poll next.
         self._maybe_ready: set[CompletionQueue] = set()
@@ -81,12 +81,19 @@ class Poller(Uncopied, PollerSteps):
             ClosedError: the poller or the queue is closed.
             UnsupportedError: the queue was made with overlapped_file.
         """
+        self._add(completion_queue, self._native_add)
+
+    def _add_silently(self, completion_queue: CompletionQueue) -> None:
+        """Hear of its failure and of its end, but not of its notifications."""
+        self._add(completion_queue, lambda _: None)
+
+    def _add(self, completion_queue: CompletionQueue, add: Callable[[CompletionQueue], Any]) -> None:
         # Hold the queue's lock. A queue that is being closed leaves its pollers, and nobody may add it after that.
         with self._lock, completion_queue._lock:
             self._check()
             completion_queue._check()
             if completion_queue not in self._queues:
-                self._queues[completion_queue] = self._native_add(completion_queue)
+                self._queues[completion_queue] = add(completion_queue)
                 if completion_queue._pollers is None:
                     completion_queue._pollers = weakref.WeakSet()
                 completion_queue._pollers.add(self)
@@ -101,7 +108,9 @@ class Poller(Uncopied, PollerSteps):
         with self._lock:
             if completion_queue not in self._queues:
                 return
-            self._native_remove(completion_queue, self._queues.pop(completion_queue))
+            watched = self._queues.pop(completion_queue)
+            if watched is not None:
+                self._native_remove(completion_queue, watched)
             self._maybe_ready.discard(completion_queue)
             with completion_queue._lock:
                 if completion_queue._pollers is not None:
@@ -264,7 +273,8 @@ class Poller(Uncopied, PollerSteps):
         queues, self._queues = self._queues, {}
         self._maybe_ready.clear()
         for queue, watched in queues.items():
-            self._native_remove(queue, watched)
+            if watched is not None:
+                self._native_remove(queue, watched)
         return list(queues)
 
     def __del__(self) -> None:

@@ -8,6 +8,7 @@ import threading
 import weakref
 
 import pytest
+from kit.aio_ends import until
 from kit.helpers import DEADLINE_S, connect_pair, contexts, host_of, memory, succeed, wait_until
 from kit.threads import Elsewhere, beside
 
@@ -289,6 +290,51 @@ async def test_closing_the_listener_ends_the_iteration(keep, adapter):
     await asyncio.sleep(0)
     await asyncio.to_thread(listener.close)
     assert await iterating == []
+
+
+async def test_a_watcher_is_called_for_what_comes_between_its_renewal_and_its_poll(pair, message):
+    poller, cq, taken, calls = poller_of_loop(), pair.server.cq, [], []
+    between = [lambda: message(1), lambda: message(2), lambda: None]
+
+    def watcher(renew):
+        calls.append(len(taken))
+        renew()
+        if between:
+            between.pop(0)()
+        while completions := cq.poll(1):
+            taken.extend(completions)
+
+    poller.watch(cq, watcher)
+    for context in range(3, 20):
+        await asyncio.to_thread(message, context)
+        await until(lambda context=context: context in contexts(taken))
+    # The second message and the third are sent in two threads.
+    assert sorted(contexts(taken)) == [*range(1, 20)]
+    poller.unwatch(cq)
+    seen = len(calls)
+    await asyncio.to_thread(message, 20)
+    await asyncio.sleep(0.01)
+    assert len(calls) == seen
+    assert contexts(cq.poll()) == [20]
+
+
+async def test_a_watcher_is_called_when_its_queue_fails(pair):
+    poller, cq, failures = poller_of_loop(), pair.server.cq, []
+
+    def watcher(renew):
+        try:
+            renew()
+            cq.poll()
+        except ndpy.NdpyError as error:
+            failures.append(type(error))
+
+    poller.watch(cq, watcher)
+    await asyncio.sleep(0)
+    assert failures == []
+    await asyncio.to_thread(cq._on_failure, lambda: ndpy.CompletionQueueOverrunError("too many", operation="poll"))
+    await until(lambda: failures)
+    assert set(failures) == {ndpy.CompletionQueueOverrunError}
+    poller.unwatch(cq)
 
 
 def test_the_loop_is_of_the_kind_that_the_test_names(request):
