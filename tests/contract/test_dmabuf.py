@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
 
@@ -137,7 +136,7 @@ def test_memory_that_nobody_may_write_to_is_only_read(pair, keep):
     memfd = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
     try:
         os.write(memfd, PATTERN)
-        fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        dmabuf.seal(memfd)
         with pytest.raises(ndpy.PermissionError):
             pair.adapter.register_dmabuf(memfd, 0, SIZE, 0, Access.LOCAL_WRITE)
         region = keep(pair.adapter.register_dmabuf(memfd, 0, SIZE, 0, Access.REMOTE_READ))
