@@ -148,8 +148,8 @@ class Adapter(Resource):
 
         Parameters:
             buffer: any contiguous buffer or array of 1 to info.max_registration_size bytes, at any address: an object with
-                the buffer protocol, __dlpack__ or __array_interface__. Or the (address, length) of memory that the caller
-                keeps.
+                the buffer protocol, __dlpack__, __array_interface__ or __cuda_array_interface__. Or the (address, length) of
+                memory that the caller keeps. An array in memory of a CUDA device is registered when its stream has ended.
             access: see Access; LOCAL_WRITE (1) unless given. If info.capabilities lacks REGION_ACCESS (NetworkDirect version
                 1), the adapter enforces no rights. Then ndpy itself refuses to receive or read into a region without
                 LOCAL_WRITE. Remote rights have no effect then: peers get rights from windows, and every region can have
@@ -161,6 +161,8 @@ class Adapter(Resource):
             LimitExceededError: the buffer is too long.
             InsufficientResourcesError: the memory cannot be pinned. The message gives the reason and the remedy.
             TimeoutError: the deadline passed.
+            UnsupportedError: a device has the memory, and the adapter or the system gives no way to it.
+            ProviderError: the device's driver refused. `native` is the number of its error.
         Source: IND2MemoryRegion::Register (contract D.2); INDAdapter::RegisterMemory (contract I.2); ibv_reg_mr(3).
         """
     def _make(self, kind: Callable[..., T], /, *arguments: Any) -> T:

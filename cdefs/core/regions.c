@@ -107,9 +107,11 @@ const char register_doc[] =
     "Parameters:\n"
     "    buffer: any contiguous buffer or array of 1 to info.max_registration_size bytes, at any address: an object "
     "with\n"
-    "        the buffer protocol, __dlpack__ or __array_interface__. Or the (address, length) of memory that the "
-    "caller\n"
-    "        keeps.\n"
+    "        the buffer protocol, __dlpack__, __array_interface__ or __cuda_array_interface__. Or the (address, "
+    "length) "
+    "of\n"
+    "        memory that the caller keeps. An array in memory of a CUDA device is registered when its stream has "
+    "ended.\n"
     "    access: see Access; LOCAL_WRITE (1) unless given. If info.capabilities lacks REGION_ACCESS (NetworkDirect "
     "version\n"
     "        1), the adapter enforces no rights. Then ndpy itself refuses to receive or read into a region without\n"
@@ -122,6 +124,8 @@ const char register_doc[] =
     "    LimitExceededError: the buffer is too long.\n"
     "    InsufficientResourcesError: the memory cannot be pinned. The message gives the reason and the remedy.\n"
     "    TimeoutError: the deadline passed.\n"
+    "    UnsupportedError: a device has the memory, and the adapter or the system gives no way to it.\n"
+    "    ProviderError: the device's driver refused. `native` is the number of its error.\n"
     "Source: IND2MemoryRegion::Register (contract D.2); INDAdapter::RegisterMemory (contract I.2); ibv_reg_mr(3).";
 
 PyObject *adapter_register(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ndpy._core import ArrayMemory as ArrayMemory
 from ndpy._core import Tensor
 from ndpy.errors import InvalidBufferError
+from ndpy.objects.cuda import LEGACY_STREAM
 
 # Of dlpack.h: types of devices, the type of elements that are addresses, and flags.
 _CPU, _CUDA, _CUDA_HOST, _ROCM, _ROCM_HOST = 1, 2, 3, 10, 11
@@ -53,13 +54,25 @@ OBJECTS = (
 
 
 class Device(NamedTuple):
-    """Where memory is that is not the host's. kind: the type of dlpack.h."""
+    """Where memory is that is not the host's.
+
+    Attributes:
+        kind: the type of dlpack.h.
+        number: None if the array does not say it.
+        stream: of CUDA, what has to end before the memory has its contents. None if it has them already.
+    """
 
     kind: int
-    number: int
+    number: int | None
+    stream: int | None = None
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.kind == _CUDA
 
     def __str__(self) -> str:
-        return f"{_DEVICES.get(self.kind, f'type {self.kind}')} device {self.number}"
+        number = "" if self.number is None else f" {self.number}"
+        return f"{_DEVICES.get(self.kind, f'type {self.kind}')} device{number}"
 
 
 class _NotGivenError(Exception):
@@ -75,7 +88,7 @@ def array_memory(array: Any) -> ArrayMemory | None:
     if isinstance(array, type):
         return None
     failure: _NotGivenError | None = None
-    for way in (_by_dlpack, _by_interface):
+    for way in (_by_dlpack, _by_interface, _by_cuda_interface):
         try:
             memory = way(array)
         except _NotGivenError as error:
@@ -113,13 +126,18 @@ def _by_dlpack(array: Any) -> ArrayMemory | None:
         raise InvalidBufferError(f"the {_name(array)} is to be negated when it is read; give array.resolve_neg()")
     tensor = _asked(lambda: Tensor(_capsule(array)))
     data, offset, shape, strides, (code, bits, lanes), device, flags = _asked(tensor.describe)
+    where = None if device[0] in _HOST else Device(*device)
+    if where is not None and where.is_cuda:
+        # Without a stream, some libraries order the contents behind no stream at all.
+        where = where._replace(stream=LEGACY_STREAM)
+        tensor = _asked(lambda: Tensor(_capsule(array, stream=LEGACY_STREAM)))
+        data, offset, shape, strides, (code, bits, lanes), device, flags = _asked(tensor.describe)
     if flags & _IS_COPIED:
         raise InvalidBufferError(f"the {_name(array)} gives only a copy of its bytes; give the copy itself")
     if code == _OPAQUE:
         raise InvalidBufferError(f"the {_name(array)} {OBJECTS}")
     # Elements of less than a byte follow each other without gaps, unless it says otherwise.
     item_bits = lanes * (max(bits, 8) if flags & _IS_PADDED else bits)
-    where = None if device[0] in _HOST else Device(*device)
     address = data + offset if data else 0
     readonly = bool(flags & _READ_ONLY) or type(array).__module__.partition(".")[0] in _IMMUTABLE
     return _checked(array, tensor, address, shape, strides, 1, item_bits, readonly, where)
@@ -131,12 +149,12 @@ def _is_negated(array: Any) -> bool:
     return callable(is_neg) and bool(_asked(is_neg))
 
 
-def _capsule(array: Any) -> Any:
+def _capsule(array: Any, **stream: int) -> Any:
     try:
-        return array.__dlpack__(max_version=_VERSION, copy=False)
+        return array.__dlpack__(max_version=_VERSION, copy=False, **stream)
     except TypeError:
         # The first version of the protocol has no such parameters, and never copies.
-        return array.__dlpack__()
+        return array.__dlpack__(**stream)
 
 
 # ---- array interfaces ----
@@ -146,11 +164,29 @@ _TYPE = re.compile(r"[<>|=]([tbiufcmMOSUV])(\d{1,18})(\[.*\])?")
 
 
 def _by_interface(array: Any) -> ArrayMemory | None:
-    interface = _asked(lambda: getattr(array, "__array_interface__", None))
+    interface = _interface(array, "__array_interface__")
+    return None if interface is None else _described(array, interface, None)
+
+
+def _by_cuda_interface(array: Any) -> ArrayMemory | None:
+    interface = _interface(array, "__cuda_array_interface__")
     if interface is None:
         return None
-    if not isinstance(interface, dict):
-        raise _NotGivenError(f"its __array_interface__ is a {type(interface).__name__}, not a dict")
+    # Before version 3 there were no streams, and the contents were there.
+    stream = interface.get("stream")
+    if stream is not None and (not isinstance(stream, int) or not 0 < stream < 1 << 64):
+        raise _NotGivenError(f"the stream in its array interface is {stream!r:.80}, which is not a stream")
+    return _described(array, interface, Device(_CUDA, None, stream))
+
+
+def _interface(array: Any, name: str) -> dict[str, Any] | None:
+    interface = _asked(lambda: getattr(array, name, None))
+    if interface is not None and not isinstance(interface, dict):
+        raise _NotGivenError(f"its {name} is a {type(interface).__name__}, not a dict")
+    return interface
+
+
+def _described(array: Any, interface: dict[str, Any], device: Device | None) -> ArrayMemory:
     address, readonly = _data_of(interface.get("data"))
     if interface.get("mask") is not None:
         raise InvalidBufferError(
@@ -162,7 +198,7 @@ def _by_interface(array: Any) -> ArrayMemory | None:
     item_bits = _bits_of(interface.get("typestr"))
     if not item_bits or _has_objects(interface.get("descr")):
         raise InvalidBufferError(f"the {_name(array)} {OBJECTS}")
-    return _checked(array, interface, address, shape, strides, item_bits // 8, item_bits, readonly, None)
+    return _checked(array, interface, address, shape, strides, item_bits // 8, item_bits, readonly, device)
 
 
 def _data_of(data: Any) -> tuple[int, bool]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Union
 from ndpy import _core
 from ndpy._core import Sge as Sge
 from ndpy.errors import AccessViolationError, ClosedError, InvalidBufferError, NdpyError, UnsupportedError
-from ndpy.objects.arrays import CONTIGUOUS, OBJECTS, array_memory
+from ndpy.objects.arrays import CONTIGUOUS, OBJECTS, ArrayMemory, array_memory
 from ndpy.objects.native_steps import RegionSteps, WindowSteps
 from ndpy.objects.pending import Pending
 from ndpy.objects.resource import AdapterObject, Uncopied, busy
@@ -127,6 +127,8 @@ class MemoryRegion(_core.MemoryRegion, AdapterObject, RegionSteps):
     _release_order = 50
     #: Whether it has another address than its memory.
     _is_elsewhere = False
+    #: Whether a device has its memory.
+    _is_on_device = False
     #: Whether something keeps memory in place that was given as (address, length).
     _is_kept = False
 
@@ -326,6 +328,11 @@ class MemoryRegion(_core.MemoryRegion, AdapterObject, RegionSteps):
             self._refuse_if_used()
             if self.buffer is None:
                 raise UnsupportedError("only a region of a buffer can be registered again", operation="reregister")
+            if self._is_on_device:
+                raise UnsupportedError(
+                    "a region of a device's memory cannot be registered again; close it and make a new one",
+                    operation="reregister",
+                )
             if self._is_elsewhere:
                 raise UnsupportedError(
                     "a region with an address of its own cannot be registered again", operation="reregister"
@@ -511,11 +518,12 @@ class MemoryWindow(AdapterObject, WindowSteps):
             self._binding.end()
 
 
-def buffer_range(buffer: Any, writable: bool) -> tuple[Any, int, int]:
+def buffer_range(buffer: Any, writable: bool, on_device: bool = False) -> tuple[Any, int, int]:
     """Return (object that keeps the memory in place, address, length) of a buffer or of an (address, length).
 
     Parameters:
         writable: whether somebody will write to it.
+        on_device: whether it may be memory of a CUDA device. The object that keeps it is an ArrayMemory then.
     Raises:
         InvalidBufferError: the buffer is empty, or plain_view() refuses it.
         AccessViolationError: the buffer is read-only, but somebody will write to it.
@@ -530,7 +538,7 @@ def buffer_range(buffer: Any, writable: bool) -> tuple[Any, int, int]:
             raise InvalidBufferError(f"{length} bytes at {address:#x} are not a range of memory")
         return buffer, address, length
     try:
-        view = plain_view(buffer)
+        view: memoryview | ArrayMemory = _view_or_memory(buffer) if on_device else plain_view(buffer)
     except TypeError as error:
         raise TypeError(f"{error}, or (address, length)") from None
     if view.nbytes == 0:
@@ -542,7 +550,7 @@ def buffer_range(buffer: Any, writable: bool) -> tuple[Any, int, int]:
             operation="register",
             problem="invalid-buffer",
         )
-    return view, address_of(view), view.nbytes
+    return view, view.address if isinstance(view, ArrayMemory) else address_of(view), view.nbytes
 
 
 # The names of fields in a buffer's format.
@@ -560,6 +568,14 @@ def plain_view(buffer: Any) -> memoryview:
         InvalidBufferError: its bytes have gaps or another order, or are addresses of Python objects. Or it does not give
             its memory.
     """
+    view = _view_or_memory(buffer)
+    if isinstance(view, ArrayMemory):
+        raise _on_device(view, "Adapter.register() takes it, but nothing else does, so copy it to the host's memory")
+    return view
+
+
+def _view_or_memory(buffer: Any) -> memoryview | ArrayMemory:
+    """Do what plain_view() does, or return the memory of an array in memory of a CUDA device."""
     try:
         view = memoryview(buffer)
     except (TypeError, ValueError, BufferError) as error:
@@ -571,7 +587,7 @@ def plain_view(buffer: Any) -> memoryview:
     return view
 
 
-def _view_of_array(buffer: Any, error: Exception) -> memoryview:
+def _view_of_array(buffer: Any, error: Exception) -> memoryview | ArrayMemory:
     """error: why there is no memoryview of it."""
     memory = array_memory(buffer)
     if memory is None:
@@ -585,11 +601,15 @@ def _view_of_array(buffer: Any, error: Exception) -> memoryview:
             f"the {name} gives no view of its bytes ({error}); give a view as bytes or numbers, such as "
             "array.view('u1')"
         ) from None
-    if memory.device is not None:
-        raise InvalidBufferError(
-            f"the {type(buffer).__name__} is in memory of {memory.device}; copy it to the host's memory first"
-        )
-    return memoryview(memory)
+    if memory.device is None:
+        return memoryview(memory)
+    if not memory.device.is_cuda:
+        raise _on_device(memory, "copy it to the host's memory first")
+    return memory
+
+
+def _on_device(memory: ArrayMemory, remedy: str) -> InvalidBufferError:
+    return InvalidBufferError(f"the {type(memory.producer).__name__} is in memory of {memory.device}; {remedy}")
 
 
 def address_of(view: memoryview) -> int:

@@ -19,6 +19,7 @@ from ndpy import errors
 
 if TYPE_CHECKING:
     from ndpy.objects.adapter import Adapter
+    from ndpy.objects.arrays import ArrayMemory
     from ndpy.objects.completion import PostedRequests
     from ndpy.objects.completion_queue import CompletionQueue
     from ndpy.objects.connection import Connector
@@ -208,6 +209,12 @@ class RegionSteps(abc.ABC):
     @abc.abstractmethod
     def _native_register(self) -> None:
         """Register, wait, and read the tokens. If it raises, _native_free() follows."""
+
+    def _native_is_on_device(self, memory: ArrayMemory) -> None:
+        """A CUDA device has the memory. Called before it is registered. Raises UnsupportedError if that cannot be."""
+        raise errors.UnsupportedError(
+            "this platform registers no memory of devices; copy the array to the host's memory", operation="register"
+        )
 
     @abc.abstractmethod
     def _native_begin_register(self) -> Pending[Any]:

@@ -8,6 +8,7 @@ import operator
 from typing import Any
 
 from ndpy import _core, errors
+from ndpy.objects.arrays import ArrayMemory
 from ndpy.objects.device_memory import DeviceMemory
 from ndpy.objects.memory import MemoryRegion, buffer_range, is_written
 from ndpy.objects.native_steps import AdapterSteps
@@ -82,13 +83,21 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
 
     def _new_region(self, buffer: Any, access: Access) -> MemoryRegion:
         """Make a region. It is not registered yet."""
-        return self._classes.region(self, *self._memory(buffer, access))
+        owner, *rest = self._memory(buffer, access, on_device=True)
+        region = self._classes.region(self, owner, *rest)
+        if isinstance(owner, ArrayMemory):
+            region._native_is_on_device(owner)
+            region._is_on_device = True
+        return region
 
-    def _memory(self, buffer: Any, access: Access) -> tuple[Any, Any, int, int, Access]:
-        """Check memory and rights. Returns (object that keeps the memory in place, buffer, address, length, rights)."""
+    def _memory(self, buffer: Any, access: Access, on_device: bool = False) -> tuple[Any, Any, int, int, Access]:
+        """Check memory and rights. Returns (object that keeps the memory in place, buffer, address, length, rights).
+
+        on_device: see buffer_range().
+        """
         self._check()
         access = self._known_access(access)
-        owner, address, length = buffer_range(buffer, is_written(access))
+        owner, address, length = buffer_range(buffer, is_written(access), on_device)
         if length > self.info.max_registration_size:
             raise errors.LimitExceededError(
                 f"{length} bytes are more than the {self.info.max_registration_size} that {self.info.name} registers "

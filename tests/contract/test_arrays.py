@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from kit.aio_ends import LONG, both, pattern
-from kit.dlpack import CUDA, Interface, Producer
+from kit.dlpack import CUDA, ROCM, Interface, Producer
 from kit.helpers import DEADLINE_S
 
 import ndpy
@@ -214,7 +214,7 @@ REFUSED = {
     "many dimensions": (lambda: Producer(bytearray(64), (8,), dimensions=1 << 30), "1073741824 dimensions"),
     "a copy": (lambda: Producer(bytearray(64), (8,), flags=2), "only a copy"),
     "a later version": (lambda: Producer(bytearray(64), (8,), version=(2, 0)), "DLPack 2.0"),
-    "on a device": (lambda: Producer(bytearray(64), (8,), device=(CUDA, 3)), "CUDA device 3"),
+    "on a device": (lambda: Producer(bytearray(64), (8,), device=(ROCM, 3)), "ROCm device 3"),
     "on an unknown device": (lambda: Producer(bytearray(64), (8,), device=(99, 0)), "type 99 device 0"),
     "raises": (Raises, "RuntimeError: the deeper reason"),
     "no capsule": (lambda: Gives(5), "not a capsule"),
@@ -227,6 +227,10 @@ REFUSED = {
     "shape of text": (lambda: Interface(bytearray(8), shape="8"), "not a tuple of integers"),
     "type that is none": (lambda: Interface(bytearray(8), typestr="u1"), "typestr"),
     "type of an unknown kind": (lambda: Interface(bytearray(8), typestr="|T8"), "typestr"),
+}
+# Adapter.register() asks CUDA's driver about it. See test_cuda_memory.py.
+REGISTERED_ALONE = {
+    "on a CUDA device": (lambda: Producer(bytearray(64), (8,), device=(CUDA, 3)), "in memory of CUDA device 3"),
 }
 
 
@@ -243,7 +247,7 @@ async def test_what_is_no_plain_memory_is_refused_by_every_call_of_a_connection(
     async with connected() as (client, server):
         await server.send(b"a message")
         async with server.expose(bytearray(64)) as remote:
-            for kind, (make, match) in REFUSED.items():
+            for kind, (make, match) in {**REFUSED, **REGISTERED_ALONE}.items():
                 thing = make()
                 for name, call in {
                     "send": client.send(thing),
@@ -255,6 +259,14 @@ async def test_what_is_no_plain_memory_is_refused_by_every_call_of_a_connection(
                     with pytest.raises(ndpy.InvalidBufferError, match=match):
                         pytest.fail(f"{name} of {kind}: {await call}")
         assert await client.receive() == b"a message"
+
+
+def test_memory_of_a_cuda_device_needs_its_driver(adapter, monkeypatch):
+    monkeypatch.setenv("NDPY_LIBCUDA", "nowhere/libcuda.so")
+    make, _ = REGISTERED_ALONE["on a CUDA device"]
+    for call in (adapter.register, lambda array: adapter.begin_register(array).result(timeout_s=DEADLINE_S)):
+        with pytest.raises(ndpy.UnsupportedError, match="copy the array to the host's memory"):
+            call(make())
 
 
 def test_what_is_neither_a_buffer_nor_an_array_is_a_mistake_of_types(adapter):

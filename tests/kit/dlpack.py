@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-CPU, CUDA = 1, 2
+CPU, CUDA, ROCM = 1, 2, 10
 
 
 class Device(ctypes.Structure):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
+from ndpy.objects import cuda
 from ndpy.objects.memory import MemoryRegion, MemoryWindow
 from ndpy.objects.pending import Pending
 from ndpy.objects.resource import next_serial
@@ -20,6 +21,7 @@ from ndpy.vocabulary.quirks import Quirk
 
 if TYPE_CHECKING:
     from ndpy.objects.adapter import Adapter
+    from ndpy.objects.arrays import ArrayMemory
     from ndpy.platforms.verbs.adapter import VerbsAdapter
 
 # Plain integers: an operation on members of an IntFlag takes a microsecond.
@@ -196,6 +198,45 @@ def _of_dmabuf(number: int, fd: int, offset: int, length: int) -> str:
     return part
 
 
+def register_on_device(memory: ArrayMemory) -> NativeCall:
+    """Return a function that makes an ibv_mr of an array in memory of a CUDA device, when its contents are there."""
+
+    def register(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
+        found = cuda.find(address, length)
+        found.synchronize(memory.device.stream)
+        if found.is_of_host:
+            register_pages(adapter, address, length, access, out)
+        elif Capability.DMABUF in adapter.info.capabilities:
+            _register_exported(found, adapter, address, length, access, out)
+        elif cuda.has_peer_module():
+            register_pages(adapter, address, length, access, out)
+        else:
+            raise errors.UnsupportedError(
+                f"{adapter.info.name} ({adapter.info.driver}) takes no dma-buf, and the module nvidia_peermem is not "
+                f"loaded, so it cannot reach memory of a device: `modprobe nvidia_peermem`, or copy the array to the "
+                f"host's memory",
+                operation="register",
+            )
+
+    return register
+
+
+def _register_exported(
+    found: cuda.Range, adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any
+) -> None:
+    try:
+        fd, offset = found.export()
+    except errors.ProviderError:
+        if not cuda.has_peer_module():
+            raise
+        register_pages(adapter, address, length, access, out)
+        return
+    try:
+        register_dmabuf(fd, offset)(adapter, address, length, access, out)
+    finally:
+        os.close(fd)
+
+
 def _as_region(handle: int) -> Any:
     return ffi.cast("struct ibv_mr *", handle)
 
@@ -213,6 +254,9 @@ class VerbsMemoryRegion(MemoryRegion):
         self._native_call = call
         self._register_now()
         return self
+
+    def _native_is_on_device(self, memory: ArrayMemory) -> None:
+        self._native_call = register_on_device(memory)
 
     def _native_register(self) -> None:
         # Ctrl-C may raise between any two lines here.

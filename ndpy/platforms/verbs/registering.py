@@ -63,7 +63,8 @@ class RegistrationWorkers:
 
     def begin(self, region: VerbsMemoryRegion) -> Pending[VerbsMemoryRegion]:
         """Register the region, now or in a worker, unless the result is cancelled before a worker begins."""
-        if region.length < self._small:
+        # A stream of a device may take any time.
+        if region.length < self._small and not region._is_on_device:
             region._register_now()
             done: Pending[VerbsMemoryRegion] = Pending("register")
             done.succeed(region)

@@ -1,0 +1,100 @@
+"""A CUDA driver without a device (fake_cuda.c), in place of the system's. Each test loads its own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit import linux_only as linux_only
+from kit.deadlines import DEADLINE_S
+from ndpy.objects import cuda as layer
+
+SOURCE = Path(__file__).with_name("fake_cuda.c")
+SIZE = 64 * 4096
+
+
+class FakeCuda:
+    """The driver of one test.
+
+    Attributes:
+        path: its file.
+        settings, seen: how it behaves, and what it saw. See fake_cuda.c.
+        address: where its SIZE bytes of memory are.
+        view: the same bytes, for the test.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        library = ctypes.CDLL(str(path))
+        for call in (library.fake_cuda_memory, library.fake_cuda_view):
+            call.restype = ctypes.c_uint64
+        self.settings = _structure("fake_cuda_settings").in_dll(library, "fake_cuda_settings")
+        self.seen = _structure("fake_cuda_seen").in_dll(library, "fake_cuda_seen")
+        self.address = int(library.fake_cuda_memory())
+        self.view = memoryview((ctypes.c_ubyte * SIZE).from_address(library.fake_cuda_view())).cast("B")
+
+
+def _structure(name: str) -> Any:
+    kinds = {"int32_t": ctypes.c_int32, "uint64_t": ctypes.c_uint64}
+    declared = re.search(rf"struct {name} \{{(.*?)\n\}}", SOURCE.read_text(), re.DOTALL)
+    assert declared
+    fields = re.findall(r"^ +(\w+) (\w+);", declared[1], re.MULTILINE)
+    return type(name, (ctypes.Structure,), {"_fields_": [(field, kinds[kind]) for kind, field in fields]})
+
+
+class CudaArray:
+    """An array with a __cuda_array_interface__ of these entries."""
+
+    def __init__(self, address: int, length: int, readonly: bool = False, **entries: Any) -> None:
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": (length,),
+            "typestr": "|u1",
+            "data": (address, readonly),
+            "strides": None,
+            "stream": None,
+            **entries,
+        }
+
+
+@pytest.fixture(scope="session")
+def fake_cuda_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not shutil.which("gcc"):
+        pytest.skip("building the stand-in needs gcc")
+    path = tmp_path_factory.mktemp("cuda") / "libcuda.so.1"
+    command = [
+        "gcc",
+        "-std=gnu11",
+        "-D_GNU_SOURCE",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-shared",
+        "-fPIC",
+        SOURCE,
+        "-o",
+        path,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S * 6, check=False)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.fixture
+def cuda(fake_cuda_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """The driver. At the end it must have found no mistake, and no context may be left in use."""
+    copy = Path(shutil.copy(fake_cuda_path, tmp_path / "libcuda.so.1"))
+    monkeypatch.setenv("NDPY_LIBCUDA", os.fspath(copy))
+    fake = FakeCuda(copy)
+    yield fake
+    layer._driver.cache_clear()
+    assert (fake.seen.mistakes, fake.seen.contexts, fake.seen.retained) == (0, 0, 0)

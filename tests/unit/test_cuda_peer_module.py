@@ -1,0 +1,48 @@
+"""Memory of a CUDA device on adapters without dma-bufs, and through the kernel's module for peer memory."""
+
+from __future__ import annotations
+
+import pytest
+from kit.fake_cuda import CudaArray
+
+import ndpy
+from ndpy.vocabulary import system_files
+
+
+def load(module):
+    system_files.path("/sys/module", module).mkdir(parents=True)
+
+
+def test_an_adapter_without_dma_bufs_and_without_the_module_says_what_to_load(fake, cuda):
+    with fake.open() as adapter, pytest.raises(ndpy.UnsupportedError, match=r"`modprobe nvidia_peermem`, or copy"):
+        adapter.register(CudaArray(cuda.address, 64))
+    assert cuda.seen.exports == 0
+
+
+@pytest.mark.parametrize("module", ["nvidia_peermem", "nv_peer_mem"])
+def test_with_the_module_the_address_is_registered_when_the_stream_has_ended(fake, cuda, module):
+    cuda.settings.busy = 3
+    with fake.open() as adapter:
+        load(module)
+        with adapter.register(CudaArray(cuda.address + 64, 64, stream=7)) as region:
+            assert (fake.seen.address, fake.seen.length) == (cuda.address + 64, 64)
+            assert region.address == cuda.address + 64
+    assert (cuda.seen.stream, cuda.seen.queries, cuda.seen.exports) == (7, 4, 0)
+
+
+def test_a_dma_buf_goes_before_the_module(fake, cuda):
+    with fake.open(dmabuf_errno=0) as adapter:
+        load("nvidia_peermem")
+        with adapter.register(CudaArray(cuda.address + 64, 64)):
+            assert (fake.seen.offset, fake.seen.length, fake.seen.address) == (64, 64, cuda.address + 64)
+            assert cuda.seen.exports == 1
+
+
+def test_memory_that_the_driver_does_not_export_goes_through_the_module(fake, cuda):
+    cuda.settings.export_error = 801
+    with fake.open(dmabuf_errno=0) as adapter:
+        with pytest.raises(ndpy.ProviderError, match="CUDA_ERROR_NOT_SUPPORTED"):
+            adapter.register(CudaArray(cuda.address, 64))
+        load("nvidia_peermem")
+        with adapter.register(CudaArray(cuda.address, 64)):
+            assert (fake.seen.address, fake.seen.length) == (cuda.address, 64)
