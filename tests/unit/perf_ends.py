@@ -15,7 +15,7 @@ from fake_adapter import DEADLINE_S, Adapter, World
 
 import ndpy
 from ndpy.tools.cli import main
-from ndpy.tools.cli.perf import server
+from ndpy.tools.cli.perf import plan, server
 
 
 class Server:
@@ -65,7 +65,8 @@ def serving(world):
 
 @pytest.fixture
 def perf(world, serving, monkeypatch):
-    """perf(*words) runs the command against the server."""
+    """perf(*words) runs the command against the server. A few messages need grants already."""
+    monkeypatch.setattr(plan, "LEAST_CREDIT", 0)
     monkeypatch.setattr(ndpy, "open_adapter", lambda which=None: Adapter(world, name=which or "fake0"))
     monkeypatch.setattr(ndpy, "Batch", fake_adapter.Batch)
 

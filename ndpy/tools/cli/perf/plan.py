@@ -11,7 +11,7 @@ from ndpy import Operation
 from ndpy.tools.cli.channel import Arguments, BadRequest
 
 #: The version of the protocol between the two sides. Both must have the same.
-PROTOCOL = 2
+PROTOCOL = 3
 DEFAULT_PORT = 18521
 
 MIB = 1 << 20
@@ -27,6 +27,8 @@ MAX_QUEUE_PAIRS = 128
 MAX_DEPTH = 1 << 16
 MAX_SECONDS = 86400.0
 MAX_ITERATIONS = 1 << 40
+#: A grant is a message of its own. With a small depth there would be one for every few messages.
+LEAST_CREDIT = 128
 #: Receives of a queue pair in a latency test of messages, and the depth of its initiator queue.
 _LATENCY_RECEIVES = 8
 _LATENCY_DEPTH = 64
@@ -113,7 +115,7 @@ class Plan:
     @property
     def credit(self) -> int:
         """How many messages a side may send before the other side grants more. As many receives are posted for them."""
-        return 2 * self.depth
+        return max(2 * self.depth, LEAST_CREDIT)
 
     @property
     def grant(self) -> int:
