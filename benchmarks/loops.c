@@ -289,6 +289,8 @@ static const struct loop {
     {"write_afresh", write_afresh, 1, 1},
     {"write_kept", write_kept, 1, 1},
     {"write_batch", write_kept, 1, 1},
+    {"write_module_afresh", write_afresh, 1, 1},
+    {"write_module", write_kept, 1, 1},
     {"write_64_calls", write_64_calls, BATCH, 1},
     {"write_64_list", write_64_list, BATCH, 1},
     {"poll_empty", poll_empty, 1, 0},

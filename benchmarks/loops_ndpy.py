@@ -24,7 +24,17 @@ LOOPS = {
     """,
     "write_batch": """
         post(batch)
-        while not poll_into(found):
+        while not poll_into(array):
+            empty.append(0)
+    """,
+    "write_module_afresh": """
+        queue_pair.write(region[0:8], remote, context=turn)
+        while not (found := queue.poll(1)):
+            empty.append(0)
+    """,
+    "write_module": """
+        queue_pair.write(element, remote, context=turn)
+        while not (found := queue.poll(1)):
             empty.append(0)
     """,
     "write_64_calls": """
@@ -36,14 +46,15 @@ LOOPS = {
     """,
     "write_64_list": """
         post(writes)
-        while not poll_into(found):
+        while not poll_into(array):
             empty.append(0)
     """,
     "poll_empty": "poll()",
+    "poll_module": "found = queue.poll(1)",
     "register_4k": "register(buffer).close()",
     "receive_64_list": "post_receives_of(receives)",
     "poll_64": "poll_receives(64)",
-    "poll_64_array": "poll_receives_into(found)",
+    "poll_64_array": "poll_receives_into(array)",
     "poll_64_looked_at": """
         for completion in poll_receives(64):
             completion.context
@@ -123,10 +134,12 @@ def prepare(name):
         }
 
     names = {
+        "queue_pair": client,
+        "queue": queue,
         "write": client.write,
         "poll": queue.poll,
         "poll_into": queue.poll_into,
-        "found": ndpy.CompletionArray(BATCH),
+        "array": ndpy.CompletionArray(BATCH),
         "poll_receives": receive_queue.poll,
         "poll_receives_into": receive_queue.poll_into,
         "post": client.post,

@@ -43,6 +43,7 @@ LOOPS = {
             empty.append(0)
     """,
     "poll_empty": "poll()",
+    "poll_module": "count, found = queue.poll(1)",
     "register_4k": "MR(pd, 4096, LOCAL_WRITE, address=page).close()",
     "receive_64_list": "post_receive(first_receive)",
     "poll_64": "poll_receives(64)",
@@ -141,6 +142,7 @@ def prepare(name):
     return {
         "post": client.post_send,
         "post_receive": server.post_recv,
+        "queue": queue,
         "poll": queue.poll,
         "poll_receives": receive_queue.poll,
         "MR": MR,

@@ -1,7 +1,8 @@
 """What the loops in Python share: sizes, memory, and how a loop is measured. loops.c does the same in C.
 
 A loop is the source of its body. It is compiled into a function whose local variables are the names that it uses, as in
-a program that cares about speed. So the measured time has no further call or lookup.
+a program that cares about speed. So the measured time has no further call or lookup. Those of AS_MODULES are compiled as
+modules, as a short program is written: every name is looked up each time.
 """
 
 import ctypes
@@ -34,7 +35,11 @@ OPERATIONS = {
     "poll_64_looked_at": BATCH,
 }
 # These loops wait for one completion each turn.
-WAITING = {"write_afresh", "write_kept", "write_batch", "write_64_calls", "write_64_list", "write_of_1000"}
+WAITING = {
+    *("write_afresh", "write_kept", "write_batch", "write_module_afresh", "write_module"),
+    *("write_64_calls", "write_64_list", "write_of_1000"),
+}
+AS_MODULES = {"write_module_afresh", "write_module", "poll_module"}
 # For these loops a round is RECEIVES // BATCH turns. Untimed steps come before and after. Then this many completions
 # are left.
 STEPS = {
@@ -54,6 +59,13 @@ def loop(rounds_, now_, {names}):
     return now_() - begin_
 """
 
+_MODULE = """
+begin_ = now_()
+for turn in range(rounds_):
+{body}
+spent_ = now_() - begin_
+"""
+
 # CLOCK_MONOTONIC on Linux, as in loops.c.
 now = time.monotonic_ns
 
@@ -70,6 +82,19 @@ def compiled(body, names):
     source = _TEMPLATE.format(names=", ".join(names), body=textwrap.indent(textwrap.dedent(body).strip(), " " * 8))
     exec(source, scope)
     return lambda rounds: scope["loop"](rounds, now, **names)
+
+
+def as_module(body, names):
+    """The same for a loop whose names are those of a module."""
+    source = _MODULE.format(body=textwrap.indent(textwrap.dedent(body).strip(), " " * 4))
+    code, scope = compile(source, "<module>", "exec"), {**names, "now_": now}
+
+    def rounds_of(rounds):
+        scope["rounds_"] = rounds
+        exec(code, scope)
+        return scope["spent_"]
+
+    return rounds_of
 
 
 def with_steps(turns, before, after, left, names):
@@ -135,7 +160,7 @@ def measure(who, about, loops, names, late=None):
     for name, body in {**loops, **EMPTY_TURN}.items():
         if late and name in late:
             names.update(late[name]())
-        run, operations = compiled(body, names), OPERATIONS.get(name, 1)
+        run, operations = (as_module if name in AS_MODULES else compiled)(body, names), OPERATIONS.get(name, 1)
         if name in STEPS:
             run, operations = with_steps(run, *STEPS[name], names), RECEIVES
         empty.clear()

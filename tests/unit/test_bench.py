@@ -73,6 +73,12 @@ def test_a_figure_is_microseconds_an_operation(clock):
     assert 20_000 <= result["rounds"] * 64 * 25 < 40_000
 
 
+def test_a_loop_as_a_module_is_measured_alike(clock):
+    run = timing.as_module("clock.take(1000)\ntaken.append(turn)", {"clock": clock, "taken": (taken := [])})
+    assert run(3) == 3000
+    assert taken == [0, 1, 2]
+
+
 def test_a_figure_is_the_median_and_the_spread_that_of_the_middle_half(clock):
     times = [10, 11, 12, 13, 14, 15, 16, 17, 1000]
 
@@ -217,8 +223,8 @@ def loops_of(who):
         node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LOOPS"
     ]
     bodies = ast.literal_eval(value)
-    for body in bodies.values():
-        timing.compiled(body, {})
+    for name, body in bodies.items():
+        (timing.as_module if name in timing.AS_MODULES else timing.compiled)(body, {})
     return list(bodies)
 
 
