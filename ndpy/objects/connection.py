@@ -20,7 +20,7 @@ from ndpy.objects.connection_parameters import (
 from ndpy.objects.connection_states import Event, State
 from ndpy.objects.pending import Pending, wait_or_cancel
 from ndpy.objects.timeouts import timeout
-from ndpy.vocabulary.addresses import Address, check_address, is_numeric, resolve_destinations
+from ndpy.vocabulary.addresses import Address, check_address, numeric_destination
 from ndpy.vocabulary.flags import Capability
 from ndpy.vocabulary.queue_pair_attributes import QueuePairType
 
@@ -204,7 +204,7 @@ class Connector(ConnectionLife):
         time.
         """
         host, port = check_address(address)
-        known = resolve_destinations(host, port)[0] if not port or is_numeric(host) else None
+        known = numeric_destination(host, port)
         with self._state_lock:
             self._require_transition(Event.CONNECT)
             self._take_queue_pair(queue_pair)

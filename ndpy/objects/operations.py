@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from ndpy import _core
@@ -51,6 +52,12 @@ TABLE = {row.number: row for row in (Row(*fields) for fields in _core.operations
 _NUMBERS = {row.name: row.number for row in TABLE.values()}
 
 RECEIVE, SEND, READ, WRITE, SEND_TO = (_NUMBERS[name] for name in ("RECEIVE", "SEND", "READ", "WRITE", "SEND_TO"))
+
+
+@functools.lru_cache
+def operations_of(type: QueuePairType, capabilities: Capability) -> int:
+    """The operations that queue pairs of a type take, each as the bit of its number."""
+    return sum(1 << row.number for row in TABLE.values() if row.is_taken_by(type, capabilities))
 
 
 def words_of_flags(operation: int, type: QueuePairType) -> str:

@@ -26,6 +26,7 @@ from ndpy.objects.operations import (
     SEND_TO,
     TABLE,
     UNWRITABLE,
+    operations_of,
     words_of_flags,
 )
 from ndpy.objects.resource import AdapterObject
@@ -330,8 +331,7 @@ class WorkQueues(_core.WorkQueues, PostingQueue):
 
     def _offered(self) -> int:
         """The operations that it takes, each as the bit of its number."""
-        capabilities = self._adapter.info.capabilities
-        offered = sum(1 << row.number for row in TABLE.values() if row.is_taken_by(self.type, capabilities))
+        offered = operations_of(self.type, self._adapter.info.capabilities)
         return offered if self.srq is None else offered & ~(1 << RECEIVE)
 
     def _require_offered(self, operation: int) -> None:

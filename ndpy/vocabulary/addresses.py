@@ -68,11 +68,15 @@ def unresolved(host: str, error: Exception) -> errors.AddressUnreachableError:
 
 def is_numeric(host: str) -> bool:
     """Whether it needs no lookup."""
+    return _numeric(host, 0) is not None
+
+
+def _numeric(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]] | None:
+    """resolve_all() for a host that needs no lookup, else None."""
     try:
-        socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        return unique(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
     except (socket.gaierror, UnicodeError):
-        return False
-    return True
+        return None
 
 
 def _malformed(address: object) -> ValueError:
@@ -86,9 +90,24 @@ def resolve_destination(address: Address) -> tuple[int, tuple[Any, ...]]:
 
 def resolve_destinations(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
     """resolve_all() for a destination, as resolve_destination()."""
+    _refuse_port_0(port)
+    return _of_hosts(resolve_all(host, port))
+
+
+def numeric_destination(host: str, port: int) -> tuple[int, tuple[Any, ...]] | None:
+    """resolve_destination() for a host that needs no lookup. None for a name."""
+    _refuse_port_0(port)
+    found = _numeric(host, port)
+    return None if found is None else _of_hosts(found)[0]
+
+
+def _refuse_port_0(port: int) -> None:
     if port == 0:
         raise errors.AddressUnreachableError("nobody can listen at port 0", operation="connect")
-    found = resolve_all(host, port)
+
+
+def _of_hosts(found: list[tuple[int, tuple[Any, ...]]]) -> list[tuple[int, tuple[Any, ...]]]:
+    """These addresses. Raises AddressUnreachableError if one of them is the wildcard."""
     for _, resolved in found:
         if is_wildcard(resolved[0]):
             raise errors.AddressUnreachableError(f"{resolved[0]} is not the address of one host", operation="connect")

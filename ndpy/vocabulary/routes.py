@@ -87,9 +87,11 @@ def find_route(
         AddressUnreachableError: the adapter has none of these. The message says what the routes choose.
     """
     wanted = plain_address(destination[0])
-    own = _of_version(info.addresses, wanted.version)
     needs_scope = family == socket.AF_INET6 and reach(wanted) is Reach.LINK_LOCAL and not destination[3]
     chosen, number = (None, 0) if needs_scope else _ask(family, destination)
+    if chosen is not None and chosen.host in info.addresses:
+        return Route(chosen.host, destination)
+    own = _of_version(info.addresses, wanted.version)
     if ask_addresses is not None and not _have(own, chosen):
         info = dataclasses.replace(info, addresses=tuple(dict.fromkeys([*ask_addresses(), *info.addresses])))
         own = _of_version(info.addresses, wanted.version)
