@@ -332,6 +332,13 @@ class Quirk(enum.Enum):
         workaround="ndpy does not claim Capability.RESIZE_COMPLETION_QUEUE",
     )
 
+    SIW_SPLITS_SILENT_MESSAGES = _siw(
+        "siw sends a silent message of a page or more without copying it, in three TCP segments instead of one",
+        "Linux drivers/infiniband/sw/siw/siw_qp_tx.c, siw_qp_prepare_tx(): use_sendpage from SENDPAGE_THRESH on, if the "
+        "request is not signalled; seen on 6.1",
+        workaround="`ndpy perf send_lat` asks for a completion of each message of that size",
+    )
+
     # ---- iWARP ----
     #
     # softverbs has fewer of these quirks, also towards other iWARP ends: it asks them what they took by reads of no

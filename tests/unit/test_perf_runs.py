@@ -20,6 +20,7 @@ from ndpy.tools.cli import main
 from ndpy.tools.cli.channel import Channel
 from ndpy.tools.cli.perf import loops
 from ndpy.tools.cli.perf.plan import TESTS
+from ndpy.vocabulary.quirks import Quirk
 
 LATENCY = [name for name, test in TESTS.items() if test.is_latency]
 BANDWIDTH = [name for name, test in TESTS.items() if not test.is_latency]
@@ -390,6 +391,21 @@ def test_the_last_message_goes_over_every_queue_pair_even_if_a_grant_comes_late(
     words = ["--queue-pairs", 3, "--depth", 4, "--size", 8, "--timeout", 2, *direction]
     perf("send_bw", "--iterations", 8, "--warm-up", 0, *words)
     assert held is None
+
+
+@pytest.mark.parametrize(("size", "all_of_them"), [(4095, False), (4096, True)])
+def test_long_messages_are_not_silent_where_that_splits_them(perf, monkeypatch, size, all_of_them):
+    monkeypatch.setattr(loops, "quirks_of", lambda info: {Quirk.SIW_SPLITS_SILENT_MESSAGES})
+    original, silent = fake_adapter.QueuePair.send, []
+
+    def send(self, element, *, context=0, flags=0):
+        silent.append(bool(flags & ndpy.Flags.SILENT_SUCCESS))
+        original(self, element, context=context, flags=flags)
+
+    monkeypatch.setattr(fake_adapter.QueuePair, "send", send)
+    perf("send_lat", *QUICK, "--size", size)
+    assert len(silent) > 100
+    assert not any(silent) if all_of_them else any(silent)
 
 
 def test_a_missing_message_is_named_in_both_directions(perf, monkeypatch):

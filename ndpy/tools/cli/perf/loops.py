@@ -24,6 +24,7 @@ from ndpy import Flags, Operation
 from ndpy.tools.cli.peers import PeerRefused
 from ndpy.tools.cli.perf.end import End
 from ndpy.tools.cli.perf.watch import Idle, NothingCame, give_way
+from ndpy.vocabulary.quirks import Quirk, quirks_of
 
 #: How often a loop looks at memory in vain before it calls idle(), and how long it polls a queue.
 _SPINS = range(500)
@@ -35,8 +36,10 @@ _SLEEP_S = 0.1
 #: How often stream() and exchange() call their `tick`.
 _TICK_NS = 250_000_000
 
-#: In a latency test of messages one send in so many has a completion.
+#: In a latency test of messages one send in this number has a completion.
 _SIGNAL_EVERY = 16
+#: See Quirk.SIW_SPLITS_SILENT_MESSAGES.
+_SPLIT_FROM = 4096
 #: The most sends of such a test that have not ended as far as the loop knows. An answer may arrive before the
 #: completion.
 _MAX_OWED = 48
@@ -117,6 +120,11 @@ def _flags(end: End, size: int) -> int:
 # ---- latency ----
 
 
+def _signal_every(end: End, size: int) -> int:
+    splits = size >= _SPLIT_FROM and Quirk.SIW_SPLITS_SILENT_MESSAGES in quirks_of(end.adapter.info)
+    return 1 if splits else _SIGNAL_EVERY
+
+
 def ping_by_write(end: End, idle: Idle, size: int, stamps: array[int], count: int) -> None:
     """`count` times: write, and wait until the answer's last byte is in the memory.
 
@@ -177,12 +185,12 @@ def ping_by_send(end: End, idle: Idle, size: int, stamps: array[int], count: int
     queue_pair, clock, take = end.queue_pairs[0], time.perf_counter_ns, taker(end, idle)
     send, receive = queue_pair.send, queue_pair.receive
     outgoing, slot, flags = end.region[0:size], end.slots[0], _flags(end, size)
-    silent, received = flags | _SILENT, len(end.queue_pairs)
+    silent, received, signal_every = flags | _SILENT, len(end.queue_pairs), _signal_every(end, size)
     # The context of a send is larger than that of a receive, by the number of sends up to it.
     ended = 0
     for turn in range(count):
         stamps[turn] = clock()
-        if turn % _SIGNAL_EVERY:
+        if turn % signal_every:
             send(outgoing, flags=silent)
         else:
             send(outgoing, context=received + turn + 1, flags=flags)
@@ -202,7 +210,7 @@ def pong_by_send(end: End, idle: Idle, idle_between: Idle, size: int) -> None:
     queue_pair, take, take_next = end.queue_pairs[0], taker(end, idle), taker(end, idle_between)
     send, receive = queue_pair.send, queue_pair.receive
     outgoing, slot, flags = end.region[0:size], end.slots[0], _flags(end, size)
-    silent, received = flags | _SILENT, len(end.queue_pairs)
+    silent, received, signal_every = flags | _SILENT, len(end.queue_pairs), _signal_every(end, size)
     ended = 0
     for turn in itertools.count():
         waiting = True
@@ -212,7 +220,7 @@ def pong_by_send(end: End, idle: Idle, idle_between: Idle, size: int) -> None:
                     waiting = False
                 else:
                     ended = completion.context - received
-        if turn % _SIGNAL_EVERY:
+        if turn % signal_every:
             send(outgoing, flags=silent)
         else:
             send(outgoing, context=received + turn + 1, flags=flags)
