@@ -300,6 +300,8 @@ def fake(
     monkeypatch.setattr("ndpy.objects.completion_queue._SPIN_S", 0.0)
     copy = Path(shutil.copy(fake_verbs_path, tmp_path / "fake.so"))
     monkeypatch.setattr(system_files, "_root", _this_machine_without_adapters(tmp_path / "machine"))
+    # A test before this one may have put soft0 there for the whole session.
+    monkeypatch.delenv("NDPY_ADAPTER", raising=False)
     monkeypatch.setenv("NDPY_LIBIBVERBS", str(copy))
     monkeypatch.setenv("NDPY_LIBRDMACM", str(copy))
     monkeypatch.setattr(native_calls, "_loaded", False)
