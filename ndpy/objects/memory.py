@@ -290,6 +290,10 @@ class MemoryRegion(_core.MemoryRegion, AdapterObject, RegionSteps):
         self._native_free()
         self._owner = None
 
+    def _keep_memory(self) -> None:
+        """Keep the buffer until the process ends."""
+        _core.keep_for_ever(self._owner)
+
     # ---- registering again ----
 
     def reregister(self, buffer: Any = None, access: Access | None = None, *, domain: Adapter | None = None) -> None:

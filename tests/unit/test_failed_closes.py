@@ -14,6 +14,7 @@ import ndpy
 from ndpy.platforms.verbs import adapter as adapters
 from ndpy.platforms.verbs import completion_queue as completion_queues
 from ndpy.platforms.verbs import listening as listeners
+from ndpy.platforms.verbs import memory as memories
 from ndpy.platforms.verbs import queue_pair as queue_pairs
 from ndpy.platforms.verbs import shared_receive_queue as shared_queues
 from ndpy.platforms.verbs.native_calls import ffi, lib
@@ -152,6 +153,29 @@ def test_a_queue_pair_that_can_be_neither_set_up_nor_destroyed_says_why_it_canno
     assert (caught.value.operation, caught.value.native) == ("create queue pair", errno.ENOMEM)
     queue.close()
     adapter.close()
+
+
+def test_a_registration_that_can_be_neither_finished_nor_undone_is_told_with_the_number(fake, monkeypatch):
+    """Nobody has the region, and the adapter may write to its memory as long as the process lives."""
+    native, memory = [], bytearray(64)
+
+    def interrupted(region: Any) -> None:
+        native.append(region._native)
+        raise KeyboardInterrupt
+
+    with fake.open() as adapter:
+        with monkeypatch.context() as patch:
+            patch.setattr(memories.VerbsMemoryRegion, "_read_tokens", interrupted)
+            fake.settings.dereg_errno = errno.EBUSY
+            said = pytest.warns(ResourceWarning, match=r"deregister 64 bytes at 0x.*: EBUSY \(16, ")
+            with said as warned, pytest.raises(KeyboardInterrupt):
+                # Not plain, so that Python registers it.
+                adapter.register(memory, ndpy.Access.LOCAL_WRITE | ndpy.Access.RELAXED_ORDERING)
+        assert len(warned) == 1
+        with pytest.raises(BufferError):
+            memory.extend(b"it would move")
+        fake.settings.dereg_errno = 0
+        assert lib.ibv_dereg_mr(native[0]) == 0
 
 
 def test_an_overrun_is_told_to_all_after_a_close_of_a_queue_pair_that_failed_half_way(fake, monkeypatch):

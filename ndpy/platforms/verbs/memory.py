@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import threading
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -285,9 +286,19 @@ class VerbsMemoryRegion(MemoryRegion):
 
     def _native_free(self) -> None:
         native = self._native
-        if native is not None:
-            self._handle = 0
-            free_region(native)
+        if native is None:
+            return
+        self._handle = 0
+        number = free_region(native)
+        if number:
+            # The adapter may still write there.
+            self._keep_memory()
+            message = (
+                f"the provider refuses twice to deregister {self.length} bytes at {self.address:#x}, whose registration "
+                f"did not succeed: {errno.errorcode.get(number, 'errno')} ({number}, {os.strerror(number)}); they stay "
+                "registered until this process ends, and their memory stays with them"
+            )
+            warnings.warn(message, ResourceWarning, stacklevel=2)
 
     def _native_reregister(
         self, owner: Any, memory: tuple[int, int] | None, access: Access | None, domain: Adapter | None
