@@ -206,12 +206,12 @@ class Channel(Uncopied):
 
     def on_completion(self, completion: Completion) -> None:
         context = completion.context
-        kind, index = context & _KIND, context & INDEX
-        if not completion.ok:
+        kind, index, ok = context & _KIND, context & INDEX, completion.ok
+        if not ok:
             self._on_failed(completion)
         if kind == TRANSFER:
             self.on_transfer(index, completion)
-        elif not completion.ok:
+        elif not ok:
             pass
         elif kind == _RECEIVE:
             if self.life.alive:

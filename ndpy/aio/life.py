@@ -89,16 +89,30 @@ class Life:
 
     Attributes:
         state: changed by on() and end() only.
+        alive: whether the state is one of ALIVE.
         peer: names the other end in messages.
         hurried: ends when hurry() is called.
     """
 
-    __slots__ = ("_cause", "_changed", "_interrupts", "_latest", "_on_end", "_why", "hurried", "loop", "peer", "state")
+    __slots__ = (
+        "_cause",
+        "_changed",
+        "_interrupts",
+        "_latest",
+        "_on_end",
+        "_why",
+        "alive",
+        "hurried",
+        "loop",
+        "peer",
+        "state",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, interrupts: Interrupts, on_end: Callable[[], object]) -> None:
         """on_end: called when it ends. After the end of the loop it may be called several times, and in any thread."""
         self.loop = loop
         self.state: State = "connecting"
+        self.alive = True
         self.peer = "the peer"
         self.hurried: asyncio.Future[None] = loop.create_future()
         self._interrupts = interrupts
@@ -118,16 +132,13 @@ class Life:
         if after is None:
             return False
         former, self.state = self.state, after
+        self.alive = after in ALIVE
         # Another thread frees it, and nobody waits for that here.
         if event is not Event.FREED and not self.loop.is_closed():
             _log.debug("connection to %s: from %s to %s: %s", self.peer, former, after, event.value)
             changed, self._changed = self._changed, self.loop.create_future()
             changed.set_result(None)
         return True
-
-    @property
-    def alive(self) -> bool:
-        return self.state in ALIVE
 
     @property
     def peer_has_left(self) -> bool:

@@ -31,14 +31,14 @@ class _Incoming:
     Attributes:
         place: how many messages came before it.
         slot: the number of its receive, which is posted again when the message has been taken. None for an offer.
-        contents: of a message whose connection has ended. Then its slot belongs to somebody else.
+        contents: of a message that is not an offer. A view of its slot, or a copy when the slot belongs to somebody else.
         withdrawn: whether the peer has asked for the answer without a reading.
     """
 
     place: int
     frame: Frame
     slot: int | None
-    contents: bytes | None = None
+    contents: memoryview | bytes = b""
     withdrawn: bool = False
 
 
@@ -166,10 +166,10 @@ class Messages(Uncopied):
                 target = bytearray(frame.length if into is None else 0)
                 await self._read(incoming, places or [(target, frame.length)])
             elif into is None:
-                target = bytearray(self._contents(incoming))
+                target = bytearray(incoming.contents)
             else:
                 for piece, start, end in _filled(places, frame.length):
-                    view_of(piece)[: end - start] = self._contents(incoming)[start:end]
+                    view_of(piece)[: end - start] = incoming.contents[start:end]
         except GeneratorExit:
             # See Finally.
             raise
@@ -202,12 +202,6 @@ class Messages(Uncopied):
         finally:
             del self.reading[frame.number]
 
-    def _contents(self, incoming: _Incoming) -> Any:
-        if incoming.contents is not None:
-            return incoming.contents
-        assert incoming.slot is not None
-        return self._channel.frame(incoming.slot, HEADER_LENGTH + incoming.frame.length)[HEADER_LENGTH:]
-
     def _put_back(self, incoming: _Incoming) -> None:
         """A receive() failed or was cancelled. The next one gets the message."""
         if incoming.withdrawn or (self.protocol is not None and self.protocol.closing):
@@ -223,32 +217,35 @@ class Messages(Uncopied):
         protocol = self.protocol
         if protocol is None or not self.life.alive:
             return
-        protocol.take()
+        has_control = protocol.take()
         if incoming.slot is None:
             protocol.add_answer(incoming.frame.number, incoming.frame.remote, taken=taken)
+            has_control = True
         else:
             self._channel.post_receive(incoming.slot)
-        self.post_controls()
+        if has_control:
+            self.post_controls()
 
     def _on_frame(self, slot: int, nbytes: int) -> None:
         life, protocol = self.life, self.protocol
         if protocol is None:
             life.end("a message came before the connection was there")
             return
+        data = self._channel.frame(slot, nbytes)
         try:
-            frame = protocol.receive(self._channel.frame(slot, nbytes))
+            frame = protocol.receive(data)
         except ProtocolError as error:
             life.end(str(error), error, kind=ProtocolError)
             return
         kind = frame.kind
         if kind is Kind.MESSAGE:
-            self._on_incoming(frame, slot)
+            self._on_incoming(_Incoming(self._arrived, frame, slot, data[HEADER_LENGTH:]))
         else:
             self._channel.post_receive(slot)
             if not life.alive:
                 return
             if kind is Kind.OFFER:
-                self._on_incoming(frame, None)
+                self._on_incoming(_Incoming(self._arrived, frame, None))
             elif kind is Kind.DONE or kind is Kind.DROPPED:
                 answer = self.answers.get(frame.number)
                 if answer is not None and not answer.done():
@@ -260,10 +257,10 @@ class Messages(Uncopied):
             elif kind is Kind.CLOSE:
                 life.on(Event.PEER_CLOSED)
                 self._receivers.wake_all()
-        self.senders.wake()
+        if self.senders:
+            self.senders.wake()
 
-    def _on_incoming(self, frame: Frame, slot: int | None) -> None:
-        incoming = _Incoming(self._arrived, frame, slot)
+    def _on_incoming(self, incoming: _Incoming) -> None:
         self._arrived += 1
         if self.protocol is not None and self.protocol.closing:
             # The peer may be waiting for room.
@@ -341,4 +338,4 @@ class Messages(Uncopied):
         """What has come stays there for receive(). Its slots go to another connection."""
         for incoming in self.inbox if self.life.state == "free" else ():
             if incoming.slot is not None:
-                incoming.contents = bytes(self._contents(incoming))
+                incoming.contents = bytes(incoming.contents)

@@ -220,9 +220,12 @@ class Protocol:
         self.closing = True
         return self._header(Kind.CLOSE, 0, 0)
 
-    def take(self) -> None:
-        """The program has taken a message, so there is room for another one."""
+    def take(self) -> bool:
+        """The program has taken a message, so there is room for another one. Returns whether next_control() has a frame
+        now.
+        """
         self._granted = (self._granted + 1) & _MASK
+        return bool(self._waiting) or self.grant_is_due
 
     @property
     def grant_is_due(self) -> bool:

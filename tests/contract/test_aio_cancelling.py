@@ -117,8 +117,8 @@ async def test_a_receiver_cancelled_as_a_message_arrives_leaves_it_to_the_next(c
         await settle()
         arrive = server._messages._on_incoming
 
-        def arrive_and_cancel(frame, slot):
-            arrive(frame, slot)
+        def arrive_and_cancel(incoming):
+            arrive(incoming)
             first.cancel()
 
         monkeypatch.setattr(server._messages, "_on_incoming", arrive_and_cancel)
