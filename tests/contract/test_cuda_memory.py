@@ -22,6 +22,7 @@ from kit.helpers import (
     open_files,
     require,
     succeed,
+    wait_until,
 )
 
 import ndpy
@@ -173,6 +174,8 @@ def test_a_deadline_ends_the_wait_for_a_stream_and_begin_register_does_not_wait(
     assert not pending.done()
     cuda.settings.busy = 0
     pending.result(timeout_s=DEADLINE_S).close()
+    # A worker has the one that was cancelled.
+    wait_until(lambda: cuda.seen.exports == 2 and not cuda.seen.contexts, "the end of both registrations")
 
 
 # ---- refused ----

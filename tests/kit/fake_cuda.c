@@ -46,7 +46,7 @@ struct fake_cuda_seen {
     uint64_t start;
     uint64_t size;
     uint64_t retained;
-    uint64_t contexts; /* how many are on the stack of this thread */
+    uint64_t contexts; /* how many are on the stacks of all threads */
     uint64_t inits;
 };
 
@@ -194,7 +194,7 @@ int cuDevicePrimaryCtxRetain(void **context, int device)
 {
     if (device != fake_cuda_settings.device)
         return mistake(INVALID_VALUE);
-    fake_cuda_seen.retained++;
+    __atomic_fetch_add(&fake_cuda_seen.retained, 1, __ATOMIC_SEQ_CST);
     *context = (void *)&primary_context;
     return SUCCESS;
 }
@@ -203,7 +203,7 @@ int cuDevicePrimaryCtxRelease_v2(int device)
 {
     if (device != fake_cuda_settings.device || !fake_cuda_seen.retained)
         return mistake(INVALID_VALUE);
-    fake_cuda_seen.retained--;
+    __atomic_fetch_sub(&fake_cuda_seen.retained, 1, __ATOMIC_SEQ_CST);
     return SUCCESS;
 }
 
@@ -212,7 +212,7 @@ int cuCtxPushCurrent_v2(void *context)
     if (!context || depth == 8)
         return mistake(INVALID_CONTEXT);
     current[depth++] = context;
-    fake_cuda_seen.contexts = depth;
+    __atomic_fetch_add(&fake_cuda_seen.contexts, 1, __ATOMIC_SEQ_CST);
     return SUCCESS;
 }
 
@@ -221,7 +221,7 @@ int cuCtxPopCurrent_v2(void **context)
     if (!depth)
         return mistake(INVALID_CONTEXT);
     *context = (void *)current[--depth];
-    fake_cuda_seen.contexts = depth;
+    __atomic_fetch_sub(&fake_cuda_seen.contexts, 1, __ATOMIC_SEQ_CST);
     return SUCCESS;
 }
 
