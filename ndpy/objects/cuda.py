@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ndpy import errors
-from ndpy.vocabulary import system_files
 
 #: The stream that DLPack and cuda.h call the legacy default stream.
 LEGACY_STREAM = 1
@@ -58,8 +57,6 @@ _REMEDIES = {
     "the module nvidia_peermem",
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the driver's library and its kernel module are of different versions",
 }
-# Modules by which the kernel pins memory of a device that is registered by its address.
-_PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
 
 
 class _Driver:
@@ -203,8 +200,3 @@ def find(address: int, length: int) -> Range:
     if not attributes[_MEMORY_TYPE]:
         raise errors.InvalidBufferError(f"no CUDA device has memory at {address:#x}; it may have been freed")
     return Range(driver, address, length, attributes)
-
-
-def has_peer_module() -> bool:
-    """Whether the kernel registers memory of a device by its address."""
-    return any(system_files.path("/sys/module", name).is_dir() for name in _PEER_MODULES)

@@ -26,7 +26,7 @@ from ndpy import platforms
 from ndpy.platforms.verbs import native_calls, probing
 from ndpy.platforms.verbs.endpoint import best_gid
 from ndpy.tools.doctor import findings, linux, linux_link, recording
-from ndpy.vocabulary import addresses, system_files
+from ndpy.vocabulary import addresses, gpus, system_files
 from ndpy.vocabulary.info import AdapterInfo, as_named, port_in_use
 from ndpy.vocabulary.routes import find_route
 
@@ -82,6 +82,8 @@ def devices(infos: list[AdapterInfo]) -> Iterator[str]:
         node = "no NUMA node" if info.numa_node is None else f"NUMA node {info.numa_node}"
         yield f"{info.name}: {info.transport}, {info.driver}, firmware {info.firmware or '-'}, {node}"
         yield f"    {info.state}, MTU {info.mtu}, {info.netdev or 'no interface'}, {_some(info.addresses)}"
+        for distance, near in gpus.by_distance(info.name).items():
+            yield f"    GPUs {distance}: {', '.join(gpu.function for gpu in near)}"
         for port in info.ports:
             speed = "" if port.speed_gbps is None else f", {port.speed_gbps:g} Gbit/s"
             yield f"    port {port.number}: {port.state}, {port.link_layer}, MTU {port.mtu} of {port.max_mtu}, LID {port.lid}{speed}"

@@ -70,6 +70,7 @@ class Machine:
         self.name = path.stem
         top = read(path)
         self.devices = {item.words[1]: item for item in top.all("device")}
+        self.gpus = {item.words[1]: item for item in top.all("gpu")}
         self.interfaces = {item.words[1]: item for item in top.all("interface")}
         self.routes = [item.rest for item in top.all("route")]
         self.destinations = [item.rest for item in top.all("destination")]
@@ -94,6 +95,8 @@ class Machine:
         """Add the files of /sys that follow from devices and interfaces."""
         files: dict[str, str] = {}
         functions: dict[str, str] = {}
+        # Where the PCI functions are below their bridges.
+        self._under = {item.get("function"): item.get("under", "pci") for item in self.devices.values()}
         for index, (name, device) in enumerate(self.devices.items()):
             folder = f"/sys/class/infiniband/{name}"
             files[f"{folder}/node_type"] = device.get("type", "1: CA")
@@ -105,19 +108,33 @@ class Machine:
                 files[f"{folder}/parent"] = device.get("parent")
             if function := device.get("function"):
                 functions[function] = device.get("driver")
-                self.links[f"{folder}/device"] = f"/sys/devices/pci/{function}"
+                self.links[f"{folder}/device"] = self._place(function)
                 if device.get("numa"):
-                    files[f"/sys/devices/pci/{function}/numa_node"] = device.get("numa")
+                    files[f"{self._place(function)}/numa_node"] = device.get("numa")
             for port in device.all("port"):
                 files |= _files_of_port(f"{folder}/ports/{port.words[1]}", port)
+        for function, gpu in self.gpus.items():
+            folder = f"/sys/devices/{gpu.get('under', 'pci')}/{function}"
+            files[f"{folder}/vendor"] = "0x10de"
+            files[f"{folder}/class"] = gpu.get("class", "0x030200")
+            files[f"{folder}/resource"] = (
+                f"0x0 0x0 0x0\n0x10000000000 {0x10000000000 + int(gpu.get('bar')) - 1:#x} 0x14220c"
+            )
+            for name, file in (("numa", "numa_node"), ("iommu", "iommu_group/type")):
+                if gpu.get(name):
+                    files[f"{folder}/{file}"] = gpu.get(name)
+            self.links[f"/sys/bus/pci/devices/{function}"] = folder
         files["/proc/net/route"], files["/proc/net/ipv6_route"] = self._default_routes()
         for name, interface in self.interfaces.items():
             files |= self._files_of_interface(name, interface, functions)
         for function, driver in functions.items():
             if driver:
                 files[f"/sys/bus/pci/drivers/{driver}/module"] = ""
-                self.links[f"/sys/devices/pci/{function}/driver"] = f"/sys/bus/pci/drivers/{driver}"
+                self.links[f"{self._place(function)}/driver"] = f"/sys/bus/pci/drivers/{driver}"
         self.files = {**{path: f"{text}\n" if text else "" for path, text in files.items()}, **self.files}
+
+    def _place(self, function: str) -> str:
+        return f"/sys/devices/{self._under.get(function, 'pci')}/{function}"
 
     def _files_of_interface(self, name: str, interface: Item, functions: dict[str, str]) -> dict[str, str]:
         folder = f"/sys/class/net/{name}"
@@ -143,8 +160,8 @@ class Machine:
             files[f"/proc/net/vlan/{name}"] = f"{name}  VID: {vlan}\t REORDER_HDR: 1"
         if function := interface.get("function"):
             functions.setdefault(function, "")
-            self.links[f"{folder}/device"] = f"/sys/devices/pci/{function}"
-            files[f"/sys/devices/pci/{function}/net/{name}/ifindex"] = "1"
+            self.links[f"{folder}/device"] = self._place(function)
+            files[f"{self._place(function)}/net/{name}/ifindex"] = "1"
         return files
 
     def _default_routes(self) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from ndpy.objects.resource import next_serial
 from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, free_once, free_region, lib
 from ndpy.vocabulary import system_files
 from ndpy.vocabulary.flags import Access, Capability
+from ndpy.vocabulary.gpus import has_peer_module
 from ndpy.vocabulary.quirks import Quirk
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def register_on_device(memory: ArrayMemory) -> NativeCall:
             register_pages(adapter, address, length, access, out)
         elif Capability.DMABUF in adapter.info.capabilities:
             _register_exported(found, adapter, address, length, access, out)
-        elif cuda.has_peer_module():
+        elif has_peer_module():
             register_pages(adapter, address, length, access, out)
         else:
             raise errors.UnsupportedError(
@@ -228,7 +229,7 @@ def _register_exported(
     try:
         fd, offset = found.export()
     except errors.ProviderError:
-        if not cuda.has_peer_module():
+        if not has_peer_module():
             raise
         register_pages(adapter, address, length, access, out)
         return

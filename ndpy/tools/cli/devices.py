@@ -14,6 +14,7 @@ from ndpy.platforms import find, unlisted
 from ndpy.tools.cli.counters import show, watch
 from ndpy.tools.cli.numbers import Number
 from ndpy.tools.output import JsonCommand, new_table, print_table
+from ndpy.vocabulary.gpus import by_distance
 from ndpy.vocabulary.placement import placement_warning
 
 _STATE_STYLES = {"active": "green", "down": "red"}
@@ -63,6 +64,8 @@ def _details(info: ndpy.AdapterInfo) -> list[str]:
         if port.pkeys:
             lines.append(f"    P_Keys: {', '.join(f'{pkey:#06x}' for pkey in port.pkeys)}")
         lines += [f"    GID {gid.index}: {gid.address} ({gid.type}){_of_interface(gid)}" for gid in port.gids]
+    for distance, gpus in by_distance(info.name).items():
+        lines.append(f"  GPUs {distance}: {', '.join(gpu.function for gpu in gpus)}")
     lines.append("  limits:")
     lines += [f"    {name:32} {value}" for name, value in info.to_dict().items() if name.startswith("max_")]
     return lines
@@ -70,7 +73,7 @@ def _details(info: ndpy.AdapterInfo) -> list[str]:
 
 @click.command(cls=JsonCommand, short_help="List the RDMA adapters of this machine.")
 @click.argument("adapter", required=False)
-@click.option("-v", "--verbose", is_flag=True, help="Show capabilities, ports, GIDs and limits as well.")
+@click.option("-v", "--verbose", is_flag=True, help="Show capabilities, ports, GIDs, GPUs and limits as well.")
 @click.option("--counters", is_flag=True, help="Show the counters of the ports instead.")
 @click.option(
     "--watch",

@@ -19,6 +19,7 @@ from ndpy.platforms.verbs.interfaces import is_up
 from ndpy.platforms.verbs.native_calls import LIBRARIES, has_symbol, lib, load
 from ndpy.tools.doctor.findings import Finding, examine, examine_apart, failed, passed, split_remedy, warned
 from ndpy.tools.doctor.linux_drivers import examine_unlisted, list_devices
+from ndpy.tools.doctor.linux_gpu import examine_gpus
 from ndpy.tools.doctor.linux_link import look_up
 from ndpy.tools.doctor.linux_system import examine_nofile, examine_system
 from ndpy.vocabulary.addresses import Reach, reach
@@ -59,6 +60,7 @@ def diagnose(adapter: str | None = None) -> list[Finding]:
         *examine("drivers", examine_drivers),
         *examine_system(adapter or ""),
         *examine_apart("adapters", __name__, "examine_devices", adapter or ""),
+        *examine("GPUs", examine_gpus, adapter or ""),
     ]
     return found if adapter else [*found, *examine_apart(softverbs.NAME, __name__, "examine_softverbs")]
 

@@ -23,14 +23,16 @@ from ndpy.platforms.verbs.adapter_info import device_names, folder_of
 from ndpy.platforms.verbs.device_files import KUBERNETES_SECRETS, in_container, in_pod
 from ndpy.platforms.verbs.interfaces import Interfaces, is_up
 from ndpy.platforms.verbs.interfaces import folder_of as interface_folder
+from ndpy.tools.doctor.linux_gpu import OPEN_MODULES, bar_size
 from ndpy.tools.doctor.linux_link import look_up
 from ndpy.tools.doctor.linux_system import control_group_files, kernel_release
 from ndpy.tools.doctor.pseudonyms import Pseudonyms
 from ndpy.vocabulary.flags import Capability
+from ndpy.vocabulary.gpus import Gpu, bridges, gpus
 from ndpy.vocabulary.info import AdapterInfo
 from ndpy.vocabulary.system_files import names, path, read, refusal, shown
 
-_MODULES = ("ib_uverbs", "rdma_ucm", "rdma_rxe", "siw")
+_MODULES = ("ib_uverbs", "rdma_ucm", "rdma_rxe", "siw", "nvidia", "nvidia_peermem", "nv_peer_mem")
 _RELEASE = re.compile(
     r"\d+\.\d+[\d.]*(-\d[\d.]*)*([-.](amd64|arm64|cloud|generic|lowlatency|aws|azure|gcp|el\d\w*|fc\d+|x86_64|aarch64))*"
 )
@@ -53,6 +55,8 @@ def record() -> str:
     present = names(path("/sys/class/infiniband"))
     for name in dict.fromkeys([*present, *listed]):
         lines += [*_device(name, listed.get(name), replace), ""]
+    for gpu in gpus():
+        lines += [*_gpu(gpu), ""]
     for netdev in names(path("/sys/class/net")):
         lines += [*_interface(netdev, _with_networks(addresses.get(netdev, [])), replace), ""]
     lines += _routes(replace)
@@ -95,6 +99,8 @@ def _system(replace: Pseudonyms) -> Iterator[str]:
             f"file {shown(folder)}/libibverbs/{name}" for name in names(folder / "libibverbs", "lib*-rdmav*.so")
         )
     yield from _lines_of("/proc/meminfo", "HugePages_", "Hugepagesize")
+    if OPEN_MODULES in read(path("/proc/driver/nvidia/version")):
+        yield f"file /proc/driver/nvidia/version = {OPEN_MODULES}"
 
 
 def _lines_of(file: str, *beginnings: str) -> Iterator[str]:
@@ -147,6 +153,11 @@ def _files_of_devices(replace: Pseudonyms) -> Iterator[str]:
             error = refusal(folder / name)
             if error is not None:
                 yield f"refused /dev/infiniband/{name} {errno.errorcode.get(error.errno or 0, 'EIO')}"
+    if path("/dev/nvidiactl").exists():
+        yield "file /dev/nvidiactl"
+        error = refusal(path("/dev/nvidiactl"))
+        if error is not None:
+            yield f"refused /dev/nvidiactl {errno.errorcode.get(error.errno or 0, 'EIO')}"
     if os.geteuid():
         yield "user 1000"
 
@@ -169,6 +180,20 @@ def _listed() -> dict[str, AdapterInfo | Exception]:
     return found
 
 
+def _below(folder: Path) -> Iterator[str]:
+    if found := bridges(folder):
+        yield f"    under {'/'.join(found)}"
+
+
+def _gpu(gpu: Gpu) -> Iterator[str]:
+    yield f"gpu {gpu.function}"
+    yield from _below(gpu.folder)
+    for name, file in (("numa", "numa_node"), ("class", "class"), ("iommu", "iommu_group/type")):
+        if text := read(gpu.folder / file):
+            yield f"    {name} {text}"
+    yield f"    bar {bar_size(gpu)}"
+
+
 def _device(name: str, said: AdapterInfo | Exception | None, replace: Pseudonyms) -> Iterator[str]:
     folder = folder_of(name)
     yield f"device {replace.device(name)}"
@@ -180,6 +205,7 @@ def _device(name: str, said: AdapterInfo | Exception | None, replace: Pseudonyms
     if driver.exists():
         yield f"    driver {driver.resolve().name}"
         yield f"    function {(folder / 'device').resolve().name}"
+        yield from _below(folder / "device")
     node = read(folder / "device/numa_node")
     if node:
         yield f"    numa {node}"
