@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from ndpy.tools.cli.channel import printable
 #: A majority needs so many machines.
 _LEAST = 3
 _MOST_FINDINGS = 100
+#: So many counters are named with a suspect.
+_MOST_COUNTERS = 4
 
 
 def of_machine(answers: Iterable[dict[str, Any]]) -> tuple[dict[str, str], tuple[dict[str, str], ...]]:
@@ -68,3 +71,25 @@ def unlike(machines: Sequence[Machine]) -> list[Suspect]:
                     )
                 )
     return found
+
+
+def with_counters(suspect: Suspect, machines: Sequence[Machine]) -> Suspect:
+    """The suspect, and what its machine counted more often than every other one: lost packets show so, and a slow host
+    does not."""
+    if len(suspect.nodes) != 1:
+        return suspect
+    counted: dict[str, collections.Counter[str]] = {machine.node: collections.Counter() for machine in machines}
+    for machine in machines:
+        for name, by in machine.counters.items():
+            counted[machine.node][name.partition(" ")[2]] += by
+    (node,) = suspect.nodes
+    own = counted.pop(node, collections.Counter())
+    most = [
+        (name, by) for name, by in own.most_common() if by > max((other[name] for other in counted.values()), default=0)
+    ]
+    if not most:
+        return suspect
+    shown = ", ".join(f"{name} +{by}" for name, by in most[:_MOST_COUNTERS])
+    return dataclasses.replace(
+        suspect, reason=f"{suspect.reason} Meanwhile {node} counted more than any other machine: {shown}."
+    )

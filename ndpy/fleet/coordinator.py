@@ -409,7 +409,7 @@ class Coordinator:
             *self._lost.values(),
             *self._suspects,
             *compare.unlike(machines),
-            *(self._search.suspects() if self._search else ()),
+            *(compare.with_counters(each, machines) for each in (self._search.suspects() if self._search else ())),
         ]
         # Who is slow with one partner is slow with many too.
         known = {node for suspect in suspects for node in suspect.nodes}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 
 import pytest
 
 from ndpy.fleet import compare
 from ndpy.fleet.engines import detect, ssh
 from ndpy.fleet.engines.start import EngineError, Start
-from ndpy.fleet.results import Machine
+from ndpy.fleet.results import Kind, Machine, Quantity, Suspect
 
 TOKEN = {"NDPY_FLEET_TOKEN": "a secret"}
 
@@ -76,6 +77,21 @@ def test_a_machine_with_an_adapter_of_another_name_is_compared_if_each_has_one()
     assert suspect.reason == "ibp7s0 MTU is 1024 on n2, and 4096 on 2 of 3 machines"
     several[0].facts["mlx5_1 MTU"] = "4096"
     assert compare.unlike(several) == []
+
+
+def test_a_suspect_is_told_with_what_its_machine_counted_more_than_the_others():
+    counters = (
+        {"a0 retries": 3},
+        {"a1 retries": 40, "b1 retries": 2, "a1 drops": 1},
+        {"a2 retries": 41, "a2 drops": 1},
+    )
+    several = [Machine(f"n{at}", (at,), {}, (), grown) for at, grown in enumerate(counters)]
+    slow = Suspect(Kind.NODE, "n1", ("n1",), Quantity.BANDWIDTH, 0.5, 0.99, 9, "It is slow.", "look there")
+    told = compare.with_counters(slow, several)
+    assert told.reason == "It is slow. Meanwhile n1 counted more than any other machine: retries +42."
+    assert replace(told, reason=slow.reason) == slow
+    for other in (replace(slow, nodes=("n0",)), replace(slow, nodes=("n1", "n2")), replace(slow, nodes=("n7",))):
+        assert compare.with_counters(other, several) == other
 
 
 @pytest.mark.parametrize(
