@@ -232,6 +232,10 @@ static PyObject *batch_fill(PyObject *self, PyObject *arguments)
         PyErr_SetString(PyExc_ValueError, "_fill() adds reads and writes only");
         return NULL;
     }
+    if (place < 0) {
+        PyErr_Format(PyExc_IndexError, "_fill() begins at a place of the list, not at %zd", place);
+        return NULL;
+    }
     like.context = context;
     if (longest > UINT32_MAX)
         longest = UINT32_MAX;
