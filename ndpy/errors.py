@@ -99,8 +99,8 @@ class ProviderError(NdpyError, OSError):
     Parameters:
         message: the reason as a sentence, without the numbers.
         operation: the name of the refused call.
-        native: the provider's own error number: an errno on verbs, an NTSTATUS on NetworkDirect. 0 if ndpy refused the
-            call before it asked the provider.
+        native: the provider's own error number: an errno on verbs, an NTSTATUS on NetworkDirect, a CUresult of CUDA's
+            driver. 0 if ndpy refused the call before it asked the provider.
         native_name: the name of that number, such as "ENOMEM". "" if it has none. None looks it up as an errno.
         problem: the word for `ndpy explain`. "" takes that of the class.
     """

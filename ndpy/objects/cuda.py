@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from ndpy import errors
 
+#: The word of `ndpy explain`.
+PROBLEM = "device-memory"
 #: The stream that DLPack and cuda.h call the legacy default stream.
 LEGACY_STREAM = 1
 
@@ -71,6 +73,7 @@ class _Driver:
                 f"memory of a CUDA device needs the driver's library, and {path} cannot be used: {error}; install the "
                 f"driver (11.7 or later), set NDPY_LIBCUDA, or copy the array to the host's memory",
                 operation="register",
+                problem=PROBLEM,
             ) from None
         for name, arguments in _CALLS.items():
             self._functions[name].argtypes = arguments
@@ -89,12 +92,14 @@ class _Driver:
         """hint: what to do, if more is known than the number."""
         text = ctypes.c_char_p()
         self.result("cuGetErrorName", number, ctypes.byref(text))
-        word = (text.value or b"an unknown error").decode("ascii", "replace")
+        word = (text.value or b"").decode("ascii", "replace")
         hint = hint or _REMEDIES.get(word, "")
         return errors.ProviderError(
-            f"{name}() of the CUDA driver: {word} ({number})" + (f"; {hint}" if hint else ""),
+            f"{name}() of CUDA's driver failed" + (f"; {hint}" if hint else ""),
             operation="register",
             native=number,
+            native_name=word,
+            problem=PROBLEM,
         )
 
     @contextlib.contextmanager

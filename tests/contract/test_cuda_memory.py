@@ -186,13 +186,17 @@ FAILURES = {
     "pooled": ({"export_error": 1, "pool": 0xABC0, "shareable": 0}, ndpy.ProviderError, r"pool \(cudaMallocAsync"),
     "of another process": ({"export_error": 1, "shareable": 0}, ndpy.ProviderError, "another process's memory"),
     "short": ({"export_error": 1, "range_size": 64}, ndpy.ProviderError, "are not all in the 64 bytes"),
-    "no dma-bufs": ({"export_error": 801}, ndpy.ProviderError, r"CUDA_ERROR_NOT_SUPPORTED \(801\); .*nvidia_peermem"),
-    "freed": ({"attributes_error": 1}, ndpy.ProviderError, r"CUDA_ERROR_INVALID_VALUE \(1\); .*freed"),
+    "no dma-bufs": (
+        {"export_error": 801},
+        ndpy.ProviderError,
+        r"nvidia_peermem \[native status 801 \(CUDA_ERROR_NOT_SUPPORTED",
+    ),
+    "freed": ({"attributes_error": 1}, ndpy.ProviderError, r"freed \[native status 1 \(CUDA_ERROR_INVALID_VALUE\)"),
     "no memory of its": ({"memory_type": 0}, ndpy.InvalidBufferError, "no CUDA device has memory at"),
     "a kernel failed": ({"query_error": 700}, ndpy.ProviderError, "CUDA_ERROR_ILLEGAL_ADDRESS"),
-    "an unknown error": ({"query_error": 9999}, ndpy.ProviderError, r"cuStreamQuery\(\).* an unknown error \(9999\)"),
-    "no device": ({"init_error": 100}, ndpy.ProviderError, "CUDA_ERROR_NO_DEVICE.*CUDA_VISIBLE_DEVICES"),
-    "forked": ({"init_error": 3}, ndpy.ProviderError, "CUDA_ERROR_NOT_INITIALIZED.*spawn"),
+    "an unknown error": ({"query_error": 9999}, ndpy.ProviderError, r"cuStreamQuery\(\) of .* \[native status 9999\]"),
+    "no device": ({"init_error": 100}, ndpy.ProviderError, "CUDA_VISIBLE_DEVICES.*CUDA_ERROR_NO_DEVICE"),
+    "forked": ({"init_error": 3}, ndpy.ProviderError, "spawn.*CUDA_ERROR_NOT_INITIALIZED"),
 }
 
 
@@ -211,11 +215,16 @@ def test_what_the_driver_refuses_is_named_with_a_remedy_and_nothing_is_left(adap
     assert array.deleted == len(array.asked)
 
 
-def test_an_error_of_the_driver_has_its_number(adapter, cuda):
-    cuda.settings.export_error = 801
+@pytest.mark.parametrize(
+    ("number", "name"), [(801, "CUDA_ERROR_NOT_SUPPORTED"), (1, "CUDA_ERROR_INVALID_VALUE"), (2, "")]
+)
+def test_an_error_of_the_driver_has_its_number_and_name_and_a_page(adapter, cuda, number, name):
+    cuda.settings.export_error = number
     with pytest.raises(ndpy.ProviderError) as raised:
         adapter.register(interfaced(cuda, 0, 64))
-    assert (raised.value.operation, raised.value.native) == ("register", 801)
+    error = raised.value
+    assert (error.operation, error.native, error.native_name) == ("register", number, name)
+    assert str(error).endswith("(ndpy explain device-memory)")
 
 
 def test_memory_that_cannot_be_made_synchronous_is_registered_all_the_same(adapter, keep, cuda):

@@ -218,6 +218,7 @@ def register_on_device(memory: ArrayMemory) -> NativeCall:
                 f"loaded, so it cannot reach memory of a device: `modprobe nvidia_peermem`, or copy the array to the "
                 f"host's memory",
                 operation="register",
+                problem=cuda.PROBLEM,
             )
 
     return register

@@ -50,6 +50,10 @@ PAGES = {
     "memory control group": "resources",
     "active port": "port-down",
     "fork": "fork",
+    "GPU driver": "device-memory",
+    "GPU memory": "device-memory",
+    "GPU files": "device-memory",
+    "GPU IOMMU": "device-memory",
 }
 
 
