@@ -218,7 +218,6 @@ ROWS = {
         {
             "C on soft0": lambda: perftest("send_lat", 64, 5000)[4],
             "UCX tcp": lambda: ucx("tag_lat", 64, 20000)[3],
-            "ndpy perf": lambda: perf("send_lat", 64, 5000)["p50_us"],
         },
         {},
         limit=3.5,
@@ -226,13 +225,41 @@ ROWS = {
     "latency-events": Row(
         "64 B, both ends sleep, half a round trip",
         "us",
-        {
-            "C on soft0": lambda: perftest("send_lat", 64, 5000, "-e")[4],
-            "ndpy perf": lambda: perf("send_lat", 64, 5000, "--events")["p50_us"],
-        },
+        {"C on soft0": lambda: perftest("send_lat", 64, 5000, "-e")[4]},
         {},
         limit=15,
     ),
+    "perf-latency": Row(
+        "ndpy perf: 64 B, polled, half a round trip",
+        "us",
+        {
+            "ndpy perf": lambda: perf("send_lat", 64, 5000)["p50_us"],
+            "C on soft0": lambda: perftest("send_lat", 64, 5000)[4],
+        },
+        {"C on soft0": 1.1},
+    ),
+    "perf-latency-events": Row(
+        "ndpy perf: 64 B, both ends sleep, half a round trip",
+        "us",
+        {
+            "ndpy perf": lambda: perf("send_lat", 64, 5000, "--events")["p50_us"],
+            "C on soft0": lambda: perftest("send_lat", 64, 5000, "-e")[4],
+        },
+        {"C on soft0": 1.3},
+    ),
+    **{
+        f"perf-{test}": Row(
+            f"ndpy perf: {test} of 64 B in lists of 64",
+            "million/s",
+            {
+                "ndpy perf": lambda test=test: perf(test, 64, 1 << 20, "--batch", "64")["mpps"],
+                "C on soft0": lambda test=test: perftest(test, 64, 1 << 20, "-l", "64")[4],
+            },
+            {"C on soft0": 0.75},
+            more=True,
+        )
+        for test in ("write_bw", "send_bw")
+    },
     **{
         f"write-{size >> 10}k": Row(
             f"writes of {size >> 10} KiB",
