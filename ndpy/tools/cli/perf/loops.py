@@ -3,7 +3,7 @@
 They are written for speed: what they use is in local variables, lists are made before, and times go to an array. A
 faster way to post or to take completions belongs here:
 
-- taker() and collector() are the only places that take completions.
+- taker() is the only place that takes completions.
 - _posters() is the only place that posts the requests of a bandwidth test.
 """
 
@@ -23,7 +23,7 @@ import ndpy
 from ndpy import Flags, Operation
 from ndpy.tools.cli.peers import PeerRefused
 from ndpy.tools.cli.perf.end import End
-from ndpy.tools.cli.perf.watch import Idle, NothingCame, give_way
+from ndpy.tools.cli.perf.watch import Idle, NothingCame
 from ndpy.vocabulary.quirks import Quirk, quirks_of
 
 #: How often a loop looks at memory in vain before it calls idle(), and how long it polls a queue.
@@ -90,27 +90,6 @@ def taker(end: End, idle: Idle) -> Take:
             return completions
 
     return take_by_events if end.plan.events else take_by_polling
-
-
-def collector(end: End, idle: Idle) -> Take:
-    """taker() for a bandwidth test, which takes many completions at once rather than each one early.
-
-    Before it sleeps, others may use the processor. Where both sides share one, the other side goes on meanwhile, and
-    need not wake this one for each message.
-    """
-    poll, take = end.cq.poll, taker(end, idle)
-
-    def collect_by_events(progress: int) -> list[ndpy.Completion]:
-        completions = poll(_AT_ONCE)
-        if not completions:
-            give_way()
-            return take(progress)
-        for completion in completions:
-            if not completion.ok:
-                completion.raise_for_status()
-        return completions
-
-    return collect_by_events if end.plan.events else take
 
 
 def _flags(end: End, size: int) -> int:
@@ -359,7 +338,7 @@ def stream(
     tick: called now and then with the number of groups that have ended.
     """
     posters = _posters(end, size, group)
-    take, clock = collector(end, idle), time.perf_counter_ns
+    take, clock = taker(end, idle), time.perf_counter_ns
     wanted = groups or _FOREVER
     tokens = _tokens(end, group, wanted)
     outstanding = Counter(tokens)
@@ -416,7 +395,7 @@ def exchange(
     credit, ungranted, grant = end.credit, end.ungranted, end.plan.grant
     post_receives = [_receiver(each, slots[q], count + q, grant) for q, each in enumerate(end.queue_pairs)]
     send_grant = [_granter(queue_pair, other) for queue_pair in end.queue_pairs]
-    take, clock = collector(end, idle), time.perf_counter_ns
+    take, clock = taker(end, idle), time.perf_counter_ns
     posters = _posters(end, size, group)
     wanted = groups or (_FOREVER if duration_ns else 0)
     tokens = _tokens(end, group, wanted)

@@ -10,8 +10,7 @@ from typing import Any
 #: How often a loop that waits looks at the control connection.
 _LOOK_S = 0.02
 
-#: Lets other threads and processes have the processor.
-give_way: Callable[[], Any] = getattr(os, "sched_yield", lambda: time.sleep(0))
+_yield: Callable[[], Any] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 #: What a loop calls when it has waited in vain for a moment, with a number that changes when something comes.
@@ -58,7 +57,7 @@ class Watch:
 
         Raises Stalled, and what `look` raises.
         """
-        give_way()
+        _yield()
         now = time.monotonic()
         if progress != self.progress:
             self.progress, self._deadline = progress, now + self._timeout_s
