@@ -29,6 +29,7 @@ html_title = f"ndpy {version}"
 html_static_path = ["_static"]
 html_favicon = "_static/icon.svg"
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_copy_source = html_show_sourcelink = False
 graphviz_output_format = "svg"
 python_maximum_signature_line_length = 100

@@ -84,6 +84,26 @@ def test_problems_are_first_in_the_side_bar(address: str, browser: Any) -> None:
     assert first.text == "When something goes wrong"
 
 
+def test_the_side_bar_shows_the_page_that_is_open(site: Path, address: str, browser: Any) -> None:
+    look(browser, DESKTOP, LIGHT)
+    in_bar = """
+        const bar = document.querySelector(".sidebar-scroll"), here = document.querySelector(".sidebar-tree .current-page");
+        if (!here) return null;
+        const inner = here.getBoundingClientRect(), outer = bar.getBoundingClientRect();
+        return [inner.top >= outer.top && inner.top < outer.bottom, bar.scrollTop > 0];
+    """
+    seen, scrolled = 0, 0
+    for page in pages(site):
+        browser.get(f"{address}/{page}")
+        shown = browser.execute_script(in_bar)
+        if shown is not None:
+            assert shown[0], f"{page} is not in the part of the side bar that is seen"
+            seen += 1
+            scrolled += shown[1]
+    assert seen > 20
+    assert scrolled, "no page is further down than the screen"
+
+
 @pytest.mark.parametrize(("words", "page"), [("retry", "problems/"), ("memory window", "explained/")])
 def test_search_finds_a_page_without_a_server(site: Path, browser: Any, words: str, page: str) -> None:
     look(browser, DESKTOP, LIGHT)
