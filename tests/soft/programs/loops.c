@@ -8,7 +8,7 @@
 
 #define ROUNDS   200
 #define WINDOWS  20
-#define WRITES   1000
+#define WRITES   300
 #define CHANNELS 6
 #define DEPTH    16
 #define SIZE     64
@@ -217,11 +217,19 @@ static void try_absence(struct side *side)
 
 static void try_writes(struct side *side)
 {
-    wakes = 0;
-    ask(side, WRITE_MANY);
-    printf("%d writes: the loop was woken %d times\n", WRITES, wakes);
-    if (wakes > WRITES / 10)
-        FAIL("%d writes that are nothing to the loop woke it %d times", WRITES, wakes);
+    int most = 0;
+
+    for (int i = 0; i < WINDOWS / 2; i++) {
+        /* So that the library believes the loop. */
+        for (int j = 0; j < 10; j++)
+            ask(side, ANSWER);
+        wakes = 0;
+        ask(side, WRITE_MANY);
+        most = wakes > most ? wakes : most;
+    }
+    printf("%d writes: the loop was woken %d times at most\n", WRITES, most);
+    if (most > WRITES / 10)
+        FAIL("%d writes that are nothing to the loop woke it %d times", WRITES, most);
 }
 
 /* A program that sleeps in ibv_get_cq_event() after poll() must not be woken for nothing. */
