@@ -31,6 +31,8 @@ from ndpy.fleet.topology import kind_of
 
 #: Results further out than this many scales count like this many.
 CLIP = 4.0
+#: The same for things of which there are few: few results have to show how far out a fault is.
+FAR = 6.0
 #: What less is never named for, as a logarithm: 2 %.
 LEAST = 0.02
 #: Kinds of path with fewer results than this have no base to compare with.
@@ -240,7 +242,8 @@ class Slow:
         if effect < LEAST:
             return None
         scale = scale_of(np.concatenate([outside, within - effect]))
-        x, base = np.clip(within / scale, -CLIP, CLIP), np.clip(outside / scale, -CLIP, CLIP)
+        far = FAR if len(family.things) <= FEW_THINGS else CLIP
+        x, base = np.clip(within / scale, -far, far), np.clip(outside / scale, -far, far)
         grown = cumulants(np.concatenate([base - base.mean(), x - x.mean()]))
         spread, shift = self._spreads[number]
         if shift:
