@@ -36,7 +36,7 @@ from kit.deadlines import wait_until
 from kit.starting import create_process
 from ndpy.platforms.verbs import distribution, softverbs
 
-_INTERRUPTIBLE = Path(__file__).resolve().parent / "interruptible.py"
+INTERRUPTIBLE = Path(__file__).resolve().parent / "interruptible.py"
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
@@ -194,7 +194,7 @@ def start_python(program: Path, *arguments: str | int | Path, variables: Mapping
 
     variables: of its environment, besides those of this process.
     """
-    words = ("-W", "default::ResourceWarning", _INTERRUPTIBLE, program, *map(str, arguments))
+    words = ("-W", "default::ResourceWarning", INTERRUPTIBLE, program, *map(str, arguments))
     return Process(sys.executable, *words, variables=variables)
 
 

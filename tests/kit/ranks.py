@@ -19,7 +19,7 @@ class Ranks:
     """The processes of a run on this machine. Each is a node n0, n1 ... of its own."""
 
     def __init__(self, stack: contextlib.ExitStack, folder: Path, size: int, **variables: str) -> None:
-        self._stack, self._report = stack, folder / "report.json"
+        self._stack, self.file = stack, folder / "report.json"
         self.port = free_port()
         self._variables = {
             "WORLD_SIZE": str(size),
@@ -42,9 +42,9 @@ class Ranks:
         own = {**self._variables, **node, **variables}
         return self._stack.enter_context(Process(sys.executable, *program, *map(str, words), variables=own))
 
-    def first(self, *words: object, adapter: str = "soft0", pair_s: float = PAIR_S) -> Process:
-        """Start rank 0, which reports."""
-        return self.start(0, "--timeout", pair_s, "--json", self._report, *words, adapter=adapter)
+    def first(self, *words: object, pair_s: float = PAIR_S, **options: Any) -> Process:
+        """Start rank 0, which reports. options: those of start()."""
+        return self.start(0, "--timeout", pair_s, "--json", self.file, *words, **options)
 
     def report(self) -> dict[str, Any]:
-        return json.loads(self._report.read_text("utf-8"))
+        return json.loads(self.file.read_text("utf-8"))
