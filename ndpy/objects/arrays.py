@@ -71,8 +71,8 @@ class Device(NamedTuple):
         return self.kind == _CUDA
 
     def __str__(self) -> str:
-        number = "" if self.number is None else f" {self.number}"
-        return f"{_DEVICES.get(self.kind, f'type {self.kind}')} device{number}"
+        kind = _DEVICES.get(self.kind, f"type {self.kind}")
+        return f"a {kind} device" if self.number is None else f"{kind} device {self.number}"
 
 
 class _NotGivenError(Exception):

@@ -608,7 +608,7 @@ def _view_of_array(buffer: Any, error: Exception) -> memoryview | ArrayMemory:
     if memory.device is None:
         return memoryview(memory)
     if not memory.device.is_cuda:
-        raise _on_device(memory, "copy it to the host's memory first")
+        raise _on_device(memory, "copy it to the host's memory, or give its dma-buf to Adapter.register_dmabuf()")
     return memory
 
 

@@ -116,6 +116,8 @@ class AdapterSteps(abc.ABC):
     _classes: ClassVar[Classes]
     #: The result of an operation of this adapter. A platform may need another way to wait.
     _pending_type: ClassVar[type[Pending[Any]]]
+    #: Whether its regions can be of memory of a CUDA device.
+    _takes_devices: ClassVar[bool] = False
 
     @abc.abstractmethod
     def _native_open(self) -> None:
@@ -211,10 +213,8 @@ class RegionSteps(abc.ABC):
         """Register, wait, and read the tokens. If it raises, _native_free() follows."""
 
     def _native_is_on_device(self, memory: ArrayMemory) -> None:
-        """A CUDA device has the memory. Called before it is registered. Raises UnsupportedError if that cannot be."""
-        raise errors.UnsupportedError(
-            "this platform registers no memory of devices; copy the array to the host's memory", operation="register"
-        )
+        """A CUDA device has the memory. Called before it is registered, and only if the adapter _takes_devices."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def _native_begin_register(self) -> Pending[Any]:

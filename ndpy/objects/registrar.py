@@ -84,8 +84,16 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
     def _new_region(self, buffer: Any, access: Access) -> MemoryRegion:
         """Make a region. It is not registered yet."""
         owner, *rest = self._memory(buffer, access, on_device=True)
+        is_on_device = isinstance(owner, ArrayMemory)
+        if is_on_device and not self._takes_devices:
+            raise errors.UnsupportedError(
+                f"{self.info.name} ({self.info.driver}) takes no memory of {owner.device}; copy the array to the host's "
+                f"memory",
+                operation="register",
+                problem="device-memory",
+            )
         region = self._classes.region(self, owner, *rest)
-        if isinstance(owner, ArrayMemory):
+        if is_on_device:
             region._native_is_on_device(owner)
             region._is_on_device = True
         return region

@@ -46,3 +46,12 @@ def test_memory_that_the_driver_does_not_export_goes_through_the_module(fake, cu
         load("nvidia_peermem")
         with adapter.register(CudaArray(cuda.address, 64)):
             assert (fake.seen.address, fake.seen.length) == (cuda.address, 64)
+
+
+def test_a_platform_that_takes_no_devices_says_so_before_it_makes_anything(fake, cuda, monkeypatch):
+    with fake.open() as adapter:
+        monkeypatch.setattr(type(adapter), "_takes_devices", False)
+        for call in (adapter.register, adapter.begin_register):
+            with pytest.raises(ndpy.UnsupportedError, match="takes no memory of a CUDA device; copy the array"):
+                call(CudaArray(cuda.address, 64))
+    assert (cuda.seen.inits, fake.seen.length) == (0, 0)

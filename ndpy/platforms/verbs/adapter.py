@@ -53,6 +53,7 @@ from ndpy.vocabulary.weak_set import SharedWeakSet
 
 
 class VerbsAdapter(Adapter):
+    _takes_devices = True
     _events: EventThread
     _context: Any = None
     _domain: Any = None
