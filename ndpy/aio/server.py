@@ -256,6 +256,9 @@ class Server(Uncopied):
             # Nobody but the loop's end cancels this.
             self._hurry()
             raise
+        except errors.NdpyError as error:
+            _log.warning("the server at %s port %s no longer accepts anybody: %s", *self.address[:2], error)
+            raise
 
     def _on_served(self, connector: Connector, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -331,6 +334,9 @@ class Server(Uncopied):
         try:
             await in_thread(self._listener.close)
             await asyncio.wait((self._accepting,))
+            if not self._accepting.cancelled():
+                # It was told: an error counts as retrieved, also if nobody waits in serve_forever().
+                self._accepting.exception()
             for task in self._tasks:
                 task.cancel()
             if self._tasks:

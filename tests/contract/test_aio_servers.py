@@ -276,6 +276,28 @@ async def test_a_server_that_is_closed_delivers_what_its_handlers_have_sent(adap
     await closing
 
 
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_server_whose_adapter_goes_away_says_so_once(adapter, monkeypatch, caplog, waits):
+    """Where somebody waits in serve_forever(), and in the log. The loop has nothing to complain about."""
+    gone = ndpy.DeviceRemovedError("gone")
+
+    async def fail(*arguments, **options):
+        raise gone
+
+    monkeypatch.setattr(ndpy.Listener, "get_request_async", fail)
+    reported = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+    async with aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server:
+        await until(server._accepting.done)
+        if waits:
+            with pytest.raises(ndpy.DeviceRemovedError, match="gone"):
+                await server.serve_forever()
+    del server
+    gc.collect()
+    assert not reported
+    assert [record.getMessage() for record in caplog.records if "no longer accepts anybody" in record.getMessage()]
+
+
 async def test_nobody_listens(adapter):
     with adapter.listen((host_of(adapter), 0)) as listener:
         address = listener.address
