@@ -169,7 +169,7 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
 
         Elements and peers name the first byte by this address, so region.address is `address`, and so is that of
         region.remote(). With 0 the addresses are offsets (a zero-based region). MemoryRegion.reregister() cannot change
-        it.
+        it. Its elements cannot be sent with Flags.INLINE, for which the processor reads at their addresses.
 
         Parameters:
             buffer, access: as for register().
@@ -218,7 +218,7 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
     ) -> MemoryRegion:
         """Register memory of a device, such as a GPU, that its driver exports as a dma-buf.
 
-        The region's buffer is None.
+        The region's buffer is None. Its elements cannot be sent with Flags.INLINE, for which the processor reads them.
 
         Parameters:
             fd: a descriptor of the dma-buf. The caller may close it afterwards.
