@@ -18,6 +18,7 @@ TESTS = [
     "test_core.py",
     "test_core_locks.py",
     "test_core_regions.py",
+    "test_batches_filled.py",
     "test_lists_of_requests.py",
     "test_arrays_of_completions.py",
     "test_datagram_completions.py",
