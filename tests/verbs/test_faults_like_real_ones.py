@@ -145,6 +145,7 @@ def check(alike: Alike, fault: Lines, real: Lines) -> None:
 
 @pytest.mark.parametrize("alike", sample(ALIKE, 2), ids=lambda alike: alike.what)
 def test_a_fault_is_as_the_real_failure(adapter, alike):
+    # docs/faults.md says how siw's own failures differ: wrong_key, no_receive and nobody.
     skip_where(adapter, Quirk.IWARP_MANAGER_ONLY)
     if alike.what == "no_queue_pair" and adapter.info.driver != "rdma_rxe":
         pytest.skip("iWARP has a stream: when the peer's queue pair goes, it ends, and nothing is tried again")
