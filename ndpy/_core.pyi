@@ -120,6 +120,7 @@ class MemoryRegion(Resource):
     """The part of a region that slicing, posting, registering and closing need."""
 
     _handle: int
+    _is_elsewhere: bool
     _writable: bool
     buffer: Any
     address: int

@@ -108,6 +108,12 @@ static int add_request(Batch *batch, struct ndpy_list_request *request, PyObject
         batch->element_regions[at + place] = (PyObject *)region;
         length += batch->elements[at + place].length;
         is_writable &= (uint32_t)region->writable;
+        if (request->flags & NDPY_INLINE && region->elsewhere) {
+            PyErr_SetString(PyExc_ValueError,
+                            "the provider copies what is sent inline, and the memory of this region is "
+                            "not at the addresses of its elements; send it without Flags.INLINE");
+            return -1;
+        }
     }
     if (exceeds_remote(request->operation, length, &request->remote)) {
         PyErr_Format(range_error, "%llu bytes do not fit the %llu bytes of remote memory; slice one of the two", length,

@@ -328,14 +328,16 @@ enum { RAISED = -1000, UNUSABLE = -1001 };
 
 /* ---- regions.c ---- */
 
-/* owner: an export of the buffer. writable: whether the adapter may write to it. handle: the provider's object.
-   bindings: a set, or NULL for none. */
+/* owner: an export of the buffer. writable: whether the adapter may write to it. elsewhere: whether the addresses of
+   its elements are not those of its memory in this process. handle: the provider's object. bindings: a set, or NULL for
+   none. */
 typedef struct {
     RESOURCE_HEAD
     unsigned long long address;
     unsigned long long length;
     unsigned long long local_token;
     SHARED char writable;
+    char elsewhere;
     PyObject *buffer;
     PyObject *access;
     PyObject *bindings;

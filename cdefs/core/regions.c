@@ -207,6 +207,8 @@ static PyObject *region_bindings(PyObject *self, void *Py_UNUSED(closure))
 
 static PyMemberDef region_members[] = {
     {"_handle", T_ULONGLONG, offsetof(Region, handle), 0, "The address of the provider's object, or 0."},
+    {"_is_elsewhere", T_BOOL, offsetof(Region, elsewhere), 0,
+     "Whether the addresses of its elements are not those of its memory in this process."},
     {"buffer", T_OBJECT, offsetof(Region, buffer), 0, NULL},
     {"address", T_ULONGLONG, offsetof(Region, address), 0, NULL},
     {"length", T_ULONGLONG, offsetof(Region, length), 0, NULL},

@@ -191,6 +191,12 @@ HOT int may_not_be_filled(const WorkQueues *self, uint32_t operation, const Elem
            !((Region *)sge->region)->writable;
 }
 
+/* Whether the provider would read at addresses where nothing is, because it copies what is sent inline. */
+HOT int may_not_be_read(uint32_t operation, uint32_t flags, const Element *sge)
+{
+    return operations[operation].flags & NDPY_INLINE && flags & NDPY_INLINE && ((Region *)sge->region)->elsewhere;
+}
+
 /* Posts what post_one() does not take. */
 static PyObject *post_many(WorkQueues *self, const struct post *post, PyObject *sges, PyObject *remote,
                            PyObject *destination)
@@ -247,7 +253,8 @@ HOT PyObject *post(WorkQueues *self, uint32_t operation, int shared, PyObject *s
         post.remote = (struct ndpy_remote){0};
     else if (read_remote(remote, &post.remote) < 0)
         return refuse_arguments(self, operation);
-    if (Py_TYPE(sges) != element_type || may_not_be_filled(self, operation, sge)) {
+    if (Py_TYPE(sges) != element_type || may_not_be_filled(self, operation, sge) ||
+        may_not_be_read(operation, post.flags, sge)) {
         post.remote.operands[0] = post.remote.operands[1] = 0;
         return post_many(self, &post, sges, remote, NULL);
     }

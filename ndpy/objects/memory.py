@@ -125,8 +125,6 @@ class MemoryRegion(_core.MemoryRegion, AdapterObject, RegionSteps):
     """
 
     _release_order = 50
-    #: Whether it has another address than its memory.
-    _is_elsewhere = False
     #: Whether a device has its memory.
     _is_on_device = False
     #: Whether something keeps memory in place that was given as (address, length).

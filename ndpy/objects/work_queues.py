@@ -97,7 +97,13 @@ def _piece(element: Any, exports: list[memoryview] | None) -> Piece:
     """
     is_slice = isinstance(element, Sge)
     if is_slice or isinstance(element, MemoryRegion):
-        owner = (element.region if is_slice else element)._owner
+        region = element.region if is_slice else element
+        if exports is not None and region._is_elsewhere:
+            raise errors.InvalidBufferError(
+                "the provider copies what is sent inline, and the memory of this region is not at the addresses of its "
+                "elements; send it without Flags.INLINE"
+            )
+        owner = region._owner
         if exports is not None and isinstance(owner, memoryview):
             exports.append(memoryview(owner))
         found: Piece = element

@@ -515,3 +515,33 @@ def test_a_null_region_has_elements_of_any_length_and_nothing_for_peers(fake):
     assert fake.seen.registered == 0
     with fake.open(null_regions=0) as adapter, pytest.raises(ndpy.UnsupportedError, match="NULL_REGIONS"):
         adapter.register_null()
+
+
+# ---- sent inline ----
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["an element", "a list"])
+@pytest.mark.parametrize("kind", ["dma-buf", "chosen address", "null"])
+def test_what_is_not_at_the_addresses_of_its_elements_is_not_sent_inline(fake, kind, listed):
+    """The provider's library would read at these addresses, and the process would crash."""
+    make = {
+        "dma-buf": lambda: adapter.register_dmabuf(7, 0, 4096, 0x10000),
+        "chosen address": lambda: adapter.register_at(ndpy.alloc(4096), 0),
+        "null": lambda: adapter.register_null(),
+    }[kind]
+    with (
+        fake.open(**DMABUF, **IOVA, null_regions=1) as adapter,
+        adapter.create_completion_queue(8) as queue,
+        adapter.create_queue_pair(queue, inline_data_size=64, max_initiator_sge=2) as queue_pair,
+        make() as region,
+    ):
+        elements = [region[0:8], region[8:16]] if listed else region[0:8]
+        remote = ndpy.RemoteMemory(0x1000, 64, 1)
+        for post in (queue_pair.send, lambda *args, **rest: queue_pair.write(args[0], remote, **rest)):
+            with pytest.raises(ndpy.InvalidBufferError, match=r"send it without Flags\.INLINE"):
+                post(elements, flags=ndpy.Flags.INLINE)
+        batch = ndpy.Batch(4, max_sge=2)
+        with pytest.raises(ValueError, match=r"send it without Flags\.INLINE"):
+            batch.send(elements, flags=ndpy.Flags.INLINE)
+        assert len(batch) == 0
+        batch.send(elements)

@@ -158,19 +158,20 @@ class VerbsAdapter(Adapter):
         return VerbsMemoryRegion(self, None, None, 0, EVERYTHING, access)._registered_by(register_everything)
 
     def _native_register_null(self) -> VerbsMemoryRegion:
-        return VerbsMemoryRegion(self, None, None, 0, EVERYTHING, Access.LOCAL_WRITE)._registered_by(register_null)
+        region = VerbsMemoryRegion(self, None, None, 0, EVERYTHING, Access.LOCAL_WRITE)
+        return region._registered_by(register_null, elsewhere=True)
 
     def _native_register_at(
         self, owner: Any, buffer: Any, start: int, length: int, address: int, access: Access
     ) -> VerbsMemoryRegion:
         region = VerbsMemoryRegion(self, owner, buffer, address, length, access)
-        region._is_elsewhere = address != start
-        return region._registered_by(register_at(start))
+        return region._registered_by(register_at(start), elsewhere=address != start)
 
     def _native_register_dmabuf(
         self, fd: int, offset: int, length: int, iova: int, access: Access
     ) -> VerbsMemoryRegion:
-        return VerbsMemoryRegion(self, None, None, iova, length, access)._registered_by(register_dmabuf(fd, offset))
+        region = VerbsMemoryRegion(self, None, None, iova, length, access)
+        return region._registered_by(register_dmabuf(fd, offset), elsewhere=True)
 
     def _native_stop_registering(self) -> None:
         self._registering.stop()

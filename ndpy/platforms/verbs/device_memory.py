@@ -40,4 +40,5 @@ class VerbsDeviceMemory(DeviceMemory):
             number = lib.ndpy_register_device_memory(adapter._domain, memory, offset, length, rights, out)
             check("register device memory", number)
 
-        return VerbsMemoryRegion(self._adapter, self, None, 0, length, access)._registered_by(register)
+        region = VerbsMemoryRegion(self._adapter, self, None, 0, length, access)
+        return region._registered_by(register, elsewhere=True)

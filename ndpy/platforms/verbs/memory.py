@@ -252,14 +252,19 @@ class VerbsMemoryRegion(MemoryRegion):
     _adapter: VerbsAdapter
     _native_call: NativeCall = staticmethod(register_pages)
 
-    def _registered_by(self, call: NativeCall) -> VerbsMemoryRegion:
-        """Register it by another call than that for pages. Returns the region."""
+    def _registered_by(self, call: NativeCall, elsewhere: bool = False) -> VerbsMemoryRegion:
+        """Register it by another call than that for pages. Returns the region.
+
+        elsewhere: whether the addresses of its elements are not those of its memory in this process.
+        """
         self._native_call = call
+        self._is_elsewhere = elsewhere
         self._register_now()
         return self
 
     def _native_is_on_device(self, memory: ArrayMemory) -> None:
         self._native_call = register_on_device(memory)
+        self._is_elsewhere = True
 
     def _native_register(self) -> None:
         # Ctrl-C may raise between any two lines here.
