@@ -136,6 +136,87 @@ static void jump(int number)
     siglongjmp(out, 1);
 }
 
+/* The loop goes to sleep, comes back after so long, and gets what it waited for. */
+static void sleep_and_come(struct loop *loop, long after_ns)
+{
+    loop_sleeps(loop);
+    ns += after_ns;
+    loop_wakes(loop);
+}
+
+static bool is_readable(int descriptor)
+{
+    return poll(&(struct pollfd){.fd = descriptor, .events = POLLIN}, 1, 0) == 1;
+}
+
+static void try_loop(void)
+{
+    struct loop loop, others[MOST_LOOPS];
+    int event = eventfd(0, EFD_NONBLOCK), descriptor = loop_open(&loop, event), begin = shut_gates;
+
+    EXPECT(descriptor != event);
+    /* A program that sleeps in the library is never believed. */
+    for (int i = 0; i < 2 * SLEEPS; i++)
+        sleep_and_come(&loop, 1000);
+    EXPECT(shut_gates == begin && !loop.joined);
+    /* Nor is one that comes late. */
+    loop_drive(&loop);
+    for (int i = 0; i < 2 * SLEEPS; i++)
+        sleep_and_come(&loop, 2000000L * NAP_MS);
+    EXPECT(shut_gates == begin && !loop.joined);
+    for (int i = 0; i < SLEEPS; i++)
+        sleep_and_come(&loop, 1000);
+    EXPECT(shut_gates == begin && !loop.joined);
+    /* One that has come soon again and again shuts the gates while it sleeps, and a socket wakes it. */
+    loop_sleeps(&loop);
+    EXPECT(workers[1].shut && loop.joined && !is_readable(descriptor));
+    arrive();
+    EXPECT(is_readable(descriptor));
+    handled = 0;
+    loop_drive(&loop);
+    EXPECT(handled == 1 && handled_shut > 0 && workers[1].shut && !is_readable(descriptor));
+    loop_wakes(&loop);
+    EXPECT(!workers[1].shut);
+    /* If it does not come, worker 0 opens them, and it has to show anew that it comes. */
+    loop_sleeps(&loop);
+    EXPECT(workers[1].shut);
+    for (int i = 0; i < 3; i++, ms += NAP_MS)
+        driving_attend();
+    EXPECT(!workers[1].shut);
+    loop_wakes(&loop);
+    EXPECT(!loop.joined && loop.comes == 0);
+    /* The same after it was woken for nothing again and again. */
+    for (int i = 0; i < SLEEPS; i++)
+        sleep_and_come(&loop, 1000);
+    loop_sleeps(&loop);
+    for (int i = 1; i < MOST_VAIN; i++)
+        loop_drive(&loop);
+    EXPECT(workers[1].shut && loop.joined);
+    loop_drive(&loop);
+    EXPECT(!workers[1].shut && !loop.joined);
+    /* Once it sleeps in the library, its descriptor is readable for the event alone. */
+    for (int i = 0; i < SLEEPS; i++)
+        sleep_and_come(&loop, 1000);
+    loop_sleeps(&loop);
+    EXPECT(workers[1].shut && loop.joined);
+    loop_blocks(&loop);
+    EXPECT(!workers[1].shut && !loop.joined);
+    arrive();
+    EXPECT(!is_readable(descriptor));
+    workers_drive();
+    /* There are only so many of them. */
+    for (int i = 0; i < MOST_LOOPS; i++)
+        EXPECT((loop_open(&others[i], event) == event) == (i == MOST_LOOPS - 1));
+    for (int i = 0; i < MOST_LOOPS; i++)
+        loop_close(&others[i]);
+    loop_close(&loop);
+    EXPECT(loops == 0 && loop.lock.state == 0 && gates_lock.state == 0);
+    close(event);
+    for (int i = 0; i < 3; i++, ms += NAP_MS)
+        driving_attend();
+    EXPECT(driving_limit() == -1);
+}
+
 /* The thread sleeps, is woken for a socket, and handles it. */
 static void sleep_and_drive(void)
 {
@@ -166,7 +247,7 @@ int main(void)
 
     /* Whoever looks once leaves the gates alone, and so does whoever is just beginning. */
     workers_drive();
-    for (int i = 0; i < SPINS; i++)
+    for (int i = 0; i <= SPINS; i++)
         workers_spin(never, NULL);
     EXPECT(shut_gates == 0 && pokes == 0 && driving_limit() == -1);
     /* Who looks again and again shuts them at each look, and never leaves them shut. */
@@ -200,14 +281,30 @@ int main(void)
     workers_spin(never, NULL);
     EXPECT(shut_gates == count);
 
-    /* And who is going to sleep. */
+    /* Who is going to sleep looks once more, and neither shuts them, nor yields, nor sends what waits. */
     while (self.spins < SPINS)
         workers_spin(never, NULL);
     workers_spin(never, NULL);
     EXPECT(shut_gates == count + 1);
-    workers_begin_anew();
+    struct channel waiting = {0};
+    driving_hold(&waiting);
+    workers_sleep_soon();
+    yields = 0;
     workers_spin(never, NULL);
-    EXPECT(shut_gates == count + 1);
+    EXPECT(shut_gates == count + 1 && yields == 0 && pushed == 0);
+    /* It has not to show anew that it spins. */
+    workers_spin(never, NULL);
+    EXPECT(shut_gates == count + 2 && yields > 0 && pushed == 1);
+    pushed = 0;
+    /* A program that takes what there is, and then looks in vain, does not spin. */
+    self.spins = 0;
+    for (int i = 0; i < 2 * SPINS; i++) {
+        workers_found();
+        workers_spin(never, NULL);
+        workers_sleep_soon();
+        workers_spin(never, NULL);
+    }
+    EXPECT(self.spins == 0);
 
     /* Nobody has shut them for NAP_MS: worker 0 need not attend any more. */
     for (int i = 0; i < 3; i++, ms += NAP_MS)
@@ -269,6 +366,8 @@ int main(void)
     driving_hold(&channel);
     driving_attend();
     EXPECT(pokes == 1 && pushed == 3 && gates_lock.state == 0 && holding_lock.state == 0);
+    handled_shut = 0;
+    try_loop();
     printf("ok\n");
     return 0;
 }

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("gcc") is None, reason="needs gcc on Linux")
 def test_the_gates_are_open_whenever_no_thread_is_inside(tmp_path):
     """Counted with workers that do nothing: each look of a thread that polls, sleeps, jumps out, or is no longer
-    believed.
+    believed, and each turn of an event loop.
     """
     program = tmp_path / "fake_workers"
     folders = [f"-I{ROOT / 'softrdma' / folder}" for folder in ("engine", "system/linux")]
