@@ -254,6 +254,7 @@ def without(modules: str) -> str:
 VM = "tests/unit/test_vm.py"
 SIW_AND_SOFTND = "tests/softnd/test_siw.py"
 CABLES = "tests/networks/test_on_cables.py"
+FLEET = "tests/fleet/test_on_drivers.py"
 PLUGIN = "tests/contract/test_pytest_plugin.py"
 # The examples and the tests of the smoke test and of pytest's plugin start many processes, which is slow in the VM. On
 # rxe the examples run between two hosts, and the smoke test on the newest kernel.
@@ -269,7 +270,8 @@ NO_DRIVERS = f"""
     registration_cache_threads timeouts
 """
 RXE = usual_or_full(
-    f"{without(NO_DRIVERS)} tests/interop tests/verbs {CABLES} --ignore tests/verbs/test_smoke.py", FULL
+    f"{without(NO_DRIVERS)} tests/interop tests/verbs {CABLES} {FLEET} --ignore tests/verbs/test_smoke.py",
+    f"{FULL} {FLEET}",
 )
 # What a new kernel has changed before. The smoke test runs there too.
 CHANGING = "completion_queue connector datagrams memory_region memory_window queue_pair queue_pair_endings"
@@ -336,7 +338,7 @@ ROWS = {
     "first": [
         Part("soft0", 230, on_soft(SOFT), "programs"),
         Part("wheels", 165, here("wheels", "tests/wheels"), "modules softnd"),
-        Part("rxe0", 900, on("rxe", 1, RXE), "programs", after="wheels"),
+        Part("rxe0", 950, on("rxe", 1, RXE), "programs", after="wheels"),
         Part("unit", 350, here("unit", f"tests/unit tests/machines --ignore {VM}"), "modules softnd"),
         Part("docs", 40, here("docs", "tests/docs")),
         # For other targets of the Makefile than test and stress.

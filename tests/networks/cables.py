@@ -98,6 +98,16 @@ class Cables:
         )
         _take_packets_of_own_addresses(netdev)
 
+    def switch(self, name: str, ports: Sequence[str]) -> None:
+        """A switch with these cables at its ports. The near ends are down."""
+        self.add(name, "mtu", "4200", "type", "bridge")
+        ip(f"link set {name} up")
+        for port in ports:
+            self.lay(port, f"{port}-far")
+            ip(f"link set {port}-far master {name} up")
+            # Of the interfaces in the switch's network, only that with the address answers who has it.
+            Path(f"/proc/sys/net/ipv4/conf/{port}/arp_ignore").write_text("1")
+
     def adapter(self, netdev: str) -> str:
         """A new adapter on an interface. Returns its name."""
         name = f"{self._kind}_{netdev}"
