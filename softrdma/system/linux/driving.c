@@ -391,7 +391,7 @@ static void disbelieve(struct loop *loop)
     for (unsigned i = 0; loop->joined && i < worker_count; i++)
         epoll_ctl(loop->epoll, EPOLL_CTL_DEL, workers[i].epoll, &unused);
     loop->joined = false;
-    loop->comes = 0;
+    loop->comes = loop->vain = 0;
 }
 
 /* Locked. */
@@ -415,7 +415,6 @@ void loop_sleeps(struct loop *loop)
         return;
     lock_acquire(&loop->lock);
     loop->since = now_ns();
-    loop->vain = 0;
     if (!loop->shuts && loop->comes == SLEEPS && loop->epoll >= 0) {
         if (!loop->joined)
             join(loop);
@@ -432,6 +431,7 @@ void loop_wakes(struct loop *loop)
     lock_acquire(&loop->lock);
     bool soon = is_soon(loop);
     loop->since = 0;
+    loop->vain = 0;
     if (!open_gates(loop) || !soon)
         disbelieve(loop);
     else if (loop->comes < SLEEPS)

@@ -45,7 +45,7 @@ struct loop {
     int epoll;
     _Atomic bool nonblocking; /* the program does not sleep in the library */
     _Atomic uint64_t since;   /* when it went to sleep, ns; 0: it has come since */
-    uint32_t comes, vain;     /* how often it came soon, and how often for nothing, since it went to sleep */
+    uint32_t comes, vain;     /* how often in a row it came soon, and for nothing */
     _Atomic bool joined;      /* the descriptor is readable when a socket is */
     bool shuts;
     uint32_t ticket;
