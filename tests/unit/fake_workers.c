@@ -1,10 +1,15 @@
 /* driving.c with workers that only count, and a clock that goes on when somebody looks at it. Worker 1 has sockets;
    what is "ready" is a number in an eventfd, its epoll. */
+#include <sys/epoll.h>
 #include <time.h>
 
 static int look_at_clock(clockid_t clock, struct timespec *now);
+static int control(int epoll, int operation, int descriptor, struct epoll_event *event);
 #define clock_gettime look_at_clock
+#define epoll_ctl     control
 #include "../../softrdma/system/linux/driving.c"
+
+#undef epoll_ctl
 
 #include <setjmp.h>
 #include <stdio.h>
@@ -34,6 +39,14 @@ static int look_at_clock(clockid_t clock, struct timespec *now)
     ns += 100;
     *now = (struct timespec){0, ns};
     return 0;
+}
+
+/* The kernel has no room for another watch (ENOSPC, ENOMEM). */
+static bool no_room;
+
+static int control(int epoll, int operation, int descriptor, struct epoll_event *event)
+{
+    return no_room && operation == EPOLL_CTL_ADD ? -1 : epoll_ctl(epoll, operation, descriptor, event);
 }
 
 void workers_wake(void)
@@ -167,6 +180,16 @@ static void try_loop(void)
     for (int i = 0; i < SLEEPS; i++)
         sleep_and_come(&loop, 1000);
     EXPECT(shut_gates == begin && !loop.joined);
+    /* If sockets could not wake it, the gates stay open, and it has to show anew that it comes. */
+    no_room = true;
+    loop_sleeps(&loop);
+    EXPECT(!workers[1].shut && !loop.joined && loop.comes == 0);
+    /* A descriptor that could not show events is not given to the program. */
+    EXPECT(loop_open(&others[0], event) == event && loops == 1 && others[0].epoll == NO_SOCKET);
+    no_room = false;
+    loop_wakes(&loop);
+    for (int i = 0; i < SLEEPS; i++)
+        sleep_and_come(&loop, 1000);
     /* One that has come soon again and again shuts the gates while it sleeps, and a socket wakes it. */
     loop_sleeps(&loop);
     EXPECT(workers[1].shut && loop.joined && !is_readable(descriptor));

@@ -285,7 +285,7 @@ void workers_spin(bool (*found)(void *what), void *what)
     }
     if (stays)
         go_outside(ticket);
-    /* Nor does a program that sleeps look in vain once only, after it has taken what there is. */
+    /* A program that sleeps looks in vain once, after it has taken what there is. That does not count. */
     if (!handled && !done && self.looked != 0 && !self.sleeps_soon)
         self.spins = !again ? self.spins / 2 : self.spins < MOST_SPINS ? self.spins + 1 : MOST_SPINS;
     /* What the program looks for may need this processor. Other threads may wait for what this one would handle, which
@@ -354,11 +354,11 @@ bool workers_drive_until(int descriptor, const sigset_t *signals)
 
 /* ---- Loops of the program ---- */
 
-static void add(int epoll, int descriptor)
+static bool add(int epoll, int descriptor)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.fd = descriptor};
 
-    epoll_ctl(epoll, EPOLL_CTL_ADD, descriptor, &event);
+    return epoll_ctl(epoll, EPOLL_CTL_ADD, descriptor, &event) == 0;
 }
 
 int loop_open(struct loop *loop, int event)
@@ -367,20 +367,13 @@ int loop_open(struct loop *loop, int event)
     lock_start(&loop->lock);
     if (atomic_fetch_add(&loops, 1) < MOST_LOOPS)
         loop->epoll = epoll_create1(EPOLL_CLOEXEC);
-    if (loop->epoll < 0) {
-        loops--;
-        return event;
-    }
-    add(loop->epoll, event);
-    return loop->epoll;
-}
-
-/* Locked. The workers' epolls are members of the loop's while the program is believed. */
-static void join(struct loop *loop)
-{
-    for (unsigned i = 0; i < worker_count; i++)
-        add(loop->epoll, workers[i].epoll);
-    loop->joined = true;
+    if (loop->epoll >= 0 && add(loop->epoll, event))
+        return loop->epoll;
+    if (loop->epoll >= 0)
+        close(loop->epoll);
+    loop->epoll = NO_SOCKET;
+    loops--;
+    return event;
 }
 
 /* Locked. The program has to show anew that it comes soon. */
@@ -392,6 +385,19 @@ static void disbelieve(struct loop *loop)
         epoll_ctl(loop->epoll, EPOLL_CTL_DEL, workers[i].epoll, &unused);
     loop->joined = false;
     loop->comes = loop->vain = 0;
+}
+
+/* Locked. The workers' epolls are members of the loop's while the program is believed. */
+static bool join(struct loop *loop)
+{
+    bool all = true;
+
+    for (unsigned i = 0; !loop->joined && i < worker_count; i++)
+        all = add(loop->epoll, workers[i].epoll) && all;
+    loop->joined = true;
+    if (!all)
+        disbelieve(loop);
+    return all;
 }
 
 /* Locked. */
@@ -415,9 +421,7 @@ void loop_sleeps(struct loop *loop)
         return;
     lock_acquire(&loop->lock);
     loop->since = now_ns();
-    if (!loop->shuts && loop->comes == SLEEPS && loop->epoll >= 0) {
-        if (!loop->joined)
-            join(loop);
+    if (!loop->shuts && loop->comes == SLEEPS && loop->epoll >= 0 && join(loop)) {
         loop->shuts = true;
         loop->ticket = go_inside();
     }
