@@ -30,7 +30,7 @@ struct worker workers[MAX_WORKERS];
 _Atomic unsigned worker_count = 2;
 _Atomic uint32_t system_generation;
 
-static int pokes, shut_gates, opened_gates, handled, handled_shut, yields, yields_shut, pushed, looks;
+static int handled_in_loop, pokes, shut_gates, opened_gates, handled, handled_shut, yields, yields_shut, pushed, looks;
 static uint64_t ms;
 static long ns = 1;
 
@@ -106,6 +106,7 @@ int worker_handle(struct worker *worker)
         return 0;
     handled++;
     handled_shut += worker->shut;
+    handled_in_loop += driving_loop_here();
     return 1;
 }
 
@@ -198,8 +199,26 @@ static void try_loop(void)
     handled = 0;
     loop_drive(&loop);
     EXPECT(handled == 1 && handled_shut > 0 && workers[1].shut && !is_readable(descriptor));
+    /* What it says to the peer about a message may wait, as a worker's may. */
+    EXPECT(handled_in_loop == 1 && !driving_loop_here());
     loop_wakes(&loop);
     EXPECT(!workers[1].shut);
+    /* What it was woken for in vain before that does not count. */
+    for (int i = 0; i < 2; i++) {
+        loop_sleeps(&loop);
+        for (int j = 1; j < MOST_VAIN; j++)
+            loop_drive(&loop);
+        EXPECT(workers[1].shut && loop.joined);
+        loop_wakes(&loop);
+    }
+    /* Who comes late, and in vain, is not believed. */
+    loop_sleeps(&loop);
+    ns += 2000000L * NAP_MS;
+    loop_drive(&loop);
+    EXPECT(!workers[1].shut && !loop.joined);
+    loop_wakes(&loop);
+    for (int i = 0; i < SLEEPS; i++)
+        sleep_and_come(&loop, 1000);
     /* If it does not come, worker 0 opens them, and it has to show anew that it comes. */
     loop_sleeps(&loop);
     EXPECT(workers[1].shut);
@@ -229,6 +248,12 @@ static void try_loop(void)
     arrive();
     EXPECT(!is_readable(descriptor));
     workers_drive();
+    for (int i = 0; i < 2 * SLEEPS; i++)
+        sleep_and_come(&loop, 1000);
+    EXPECT(!workers[1].shut && !loop.joined);
+    begin = shut_gates;
+    loop_sleeps(&loop);
+    EXPECT(shut_gates == begin);
     /* There are only so many of them. */
     for (int i = 0; i < MOST_LOOPS; i++)
         EXPECT((loop_open(&others[i], event) == event) == (i == MOST_LOOPS - 1));
