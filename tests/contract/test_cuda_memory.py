@@ -10,11 +10,11 @@ import time
 
 import pytest
 from kit.dlpack import CUDA, Producer
+from kit.dmabuf import use_from_both_ends
 from kit.fake_cuda import SIZE, CudaArray
 from kit.helpers import (
     DEADLINE_S,
     assert_refused,
-    contents,
     expose,
     has_kernel_driver,
     host_of,
@@ -58,7 +58,6 @@ PARTS = [(0, SIZE), (PAGE, 100), (PAGE + 100, 200), (2 * PAGE - 7, 9)]
 @pytest.mark.parametrize("make", [interfaced, capsuled, capsuled_before_versions])
 @pytest.mark.parametrize(("offset", "length"), PARTS)
 def test_an_array_of_a_device_goes_every_way_and_nothing_beside_it_changes(pair, keep, cuda, make, offset, length):
-    client, server = pair
     array = make(cuda, offset, length)
     files = open_files()
     region = keep(pair.adapter.register(array, EVERY_RIGHT))
@@ -71,25 +70,7 @@ def test_an_array_of_a_device_goes_every_way_and_nothing_beside_it_changes(pair,
     def assert_all(part):
         assert bytes(cuda.view) == bytes(offset) + part + bytes(SIZE - offset - length)
 
-    client.queue_pair.write(memory(keep, pair.adapter, data), expose(keep, server, region))
-    succeed(client.cq)
-    assert_all(data)
-    sink = memory(keep, pair.adapter, length, Access.LOCAL_WRITE | Access.READ_SINK)
-    client.queue_pair.read(sink, expose(keep, server, region))
-    succeed(client.cq)
-    assert contents(sink) == data
-    other = data[::-1]
-    server.queue_pair.receive(region[0:length])
-    client.queue_pair.send(memory(keep, pair.adapter, other))
-    succeed(client.cq)
-    succeed(server.cq)
-    assert_all(other)
-    sink = memory(keep, pair.adapter, length)
-    server.queue_pair.receive(sink)
-    client.queue_pair.send(region[0:length])
-    succeed(client.cq)
-    succeed(server.cq)
-    assert contents(sink) == other
+    use_from_both_ends(pair, keep, region, data, assert_all)
 
 
 def test_a_region_keeps_the_array_until_it_is_closed(pair, keep, cuda):

@@ -43,27 +43,7 @@ def test_a_part_of_a_dma_buf_goes_every_way_and_nothing_beside_it_changes(pair, 
     def assert_all(part):
         assert bytes(device.memory) == rest[0] + part + rest[1]
 
-    # The peer writes there, and reads it back.
-    client.queue_pair.write(memory(keep, pair.adapter, data), expose(keep, server, region))
-    succeed(client.cq)
-    assert_all(data)
-    sink = memory(keep, pair.adapter, length, SINK)
-    client.queue_pair.read(sink, expose(keep, server, region))
-    succeed(client.cq)
-    assert contents(sink) == data
-    # It is received into, sent from, read into, and written from.
-    other = data[::-1]
-    server.queue_pair.receive(region[0:length])
-    client.queue_pair.send(memory(keep, pair.adapter, other))
-    succeed(client.cq)
-    succeed(server.cq)
-    assert_all(other)
-    sink = memory(keep, pair.adapter, length)
-    server.queue_pair.receive(sink)
-    client.queue_pair.send(region[0:length])
-    succeed(client.cq)
-    succeed(server.cq)
-    assert contents(sink) == other
+    other = dmabuf.use_from_both_ends(pair, keep, region, data, assert_all)
     there = memory(keep, pair.adapter, data, Access.REMOTE_READ | Access.REMOTE_WRITE)
     client.queue_pair.read(region[0:length], expose(keep, server, there))
     succeed(client.cq)

@@ -6,13 +6,14 @@ import contextlib
 import mmap
 import os
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 
 import ndpy
-from kit.helpers import has_kernel_driver
+from kit.helpers import contents, expose, has_kernel_driver, memory, succeed
+from ndpy import Access
 
 # Elsewhere this skips the tests of whoever imports it.
 fcntl = pytest.importorskip("fcntl")
@@ -57,3 +58,34 @@ def buffer(adapter: ndpy.Adapter, length: int, *, of_kernel: bool = False) -> It
 def seal(memfd: int) -> None:
     """Let nobody write to the memory any longer."""
     fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+
+def use_from_both_ends(
+    pair: Any, keep: Any, region: ndpy.MemoryRegion, data: bytes, assert_all: Callable[[bytes], None]
+) -> bytes:
+    """Let the peer write `data` to the server's region and read it, then receive other bytes there and send them.
+
+    assert_all: called with what the region has to hold.
+    Returns: the other bytes.
+    """
+    client, server = pair
+    client.queue_pair.write(memory(keep, pair.adapter, data), expose(keep, server, region))
+    succeed(client.cq)
+    assert_all(data)
+    sink = memory(keep, pair.adapter, len(data), Access.LOCAL_WRITE | Access.READ_SINK)
+    client.queue_pair.read(sink, expose(keep, server, region))
+    succeed(client.cq)
+    assert contents(sink) == data
+    other = data[::-1]
+    server.queue_pair.receive(region[0 : len(data)])
+    client.queue_pair.send(memory(keep, pair.adapter, other))
+    succeed(client.cq)
+    succeed(server.cq)
+    assert_all(other)
+    sink = memory(keep, pair.adapter, len(data))
+    server.queue_pair.receive(sink)
+    client.queue_pair.send(region[0 : len(data)])
+    succeed(client.cq)
+    succeed(server.cq)
+    assert contents(sink) == other
+    return other
