@@ -110,6 +110,7 @@ class Kind:
         values: names of its values. All have to be given.
         optional: names of further values.
         refused: (executor, why it cannot do it).
+        for_datagrams: it happens to datagrams only. A sweep makes it only if it is asked for by name.
     """
 
     at: str
@@ -120,6 +121,7 @@ class Kind:
     values: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
+    for_datagrams: bool = False
 
     @property
     def executors(self) -> tuple[str, ...]:
@@ -221,7 +223,14 @@ VALUES = (
 _NOT_THE_SHIM = (("shim", "the driver handles the packets, and no library sees them"),)
 _NO_EVENTS = (("softnd", "NetworkDirect has no events of the adapter"),)
 _NO_ALTERNATE_PATH = tuple((name, "a connection of soft0 and softnd has one path") for name in ("engine", "softnd"))
-_UNSEEN = tuple((name, "a reliable connection delivers each message once and in order") for name in EXECUTORS)
+_NO_DATAGRAMS = tuple(
+    (name, "soft0 and softnd have only reliable connections, which deliver each message once and in order")
+    for name in ("engine", "softnd")
+)
+_UNORDERED = (
+    "Linux drivers/infiniband/sw/rxe/rxe_resp.c, check_psn(): nobody looks at the number of a datagram; RFC 8085, 3.3, "
+    "about the UDP below RoCE"
+)
 
 KINDS = (
     # ---- calls ----
@@ -279,6 +288,14 @@ KINDS = (
         "message", "corrupt", "one byte of the data is wrong", "as usual: no status shows it",
         "wrong memory, or a wrong bit on a bus behind the CRC; for programs with checksums of their own",
     ),
+    Kind(
+        "message", "duplicate", "a datagram comes twice", "as usual", _UNORDERED,
+        refused=_NO_DATAGRAMS, for_datagrams=True,
+    ),
+    Kind(
+        "message", "reorder", "a datagram comes after the next one of its queue pair, or 100 ms later if there is none",
+        "as usual; the completions behind it wait for it", _UNORDERED, refused=_NO_DATAGRAMS, for_datagrams=True,
+    ),
     # ---- connections ----
     Kind(
         "connection", "refuse", "nobody listens there", "the connection does not exist; its queue pair can be used again",
@@ -307,14 +324,6 @@ KINDS = (
         "connection", "mute", "the peer's host falls silent when `bytes` bytes were sent, or at once",
         "requests do not complete until the connection is given up", "a host that has lost its power",
         optional=("bytes",), refused=_NOT_THE_SHIM,
-    ),
-    Kind(
-        "connection", "duplicate", "packets come twice", "as usual: the service is reliable",
-        "IBTA vol. 1, 9.7.5.1.4", refused=_UNSEEN,
-    ),
-    Kind(
-        "connection", "reorder", "packets come in another order", "as usual: the service is reliable",
-        "IBTA vol. 1, 9.7.5.1.3", refused=_UNSEEN,
     ),
     # ---- the adapter ----
     Kind(

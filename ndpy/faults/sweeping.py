@@ -55,13 +55,14 @@ class Group:
 def groups(places: Sequence[Passages], executor: str, only: Sequence[str] = ()) -> list[Group]:
     """All single faults that an executor can make at these places.
 
-    only: names of kinds. Empty: all.
+    only: names of kinds. Empty: all except those for datagrams, which the counts do not tell from other messages.
     """
     return [
         Group(kind, place)
         for place in places
         for kind in kinds.kinds_for(executor)
-        if kind.at == place.at and _is_single(kind, place, executor) and (not only or kind.do in only)
+        if kind.at == place.at and _is_single(kind, place, executor)
+        if (kind.do in only if only else not kind.for_datagrams)
     ]
 
 

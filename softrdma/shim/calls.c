@@ -418,6 +418,7 @@ static int stand_in_ibv_modify_qp(unsigned library, struct ibv_qp *ibv, struct i
     if (qp != NULL && attributes->qp_state == IBV_QPS_ERR)
         qp_in_error_state(qp);
     if (qp != NULL && attributes->qp_state == IBV_QPS_RESET) {
+        datagrams_forget(qp);
         queue_free(&qp->sends);
         queue_free(&qp->receives);
         qp->failing = qp->failed = qp->ends = false;

@@ -45,6 +45,8 @@ static bool can(const struct fault *fault)
     case FAULT_LATE_RECEIVE:
         return fault->at == AT_REQUEST;
     case FAULT_CORRUPT:
+    case FAULT_DUPLICATE:
+    case FAULT_REORDER:
     case FAULT_REFUSE:
     case FAULT_TIME_OUT:
     case FAULT_REJECT:
@@ -188,13 +190,14 @@ const struct fault *request_fault(struct qp *qp, enum fault_operation operation,
     return scenario_usable() ? scenario_at(scenario, &place) : NULL;
 }
 
-const struct fault *message_fault(const struct qp *qp, enum fault_operation operation, uint64_t size,
+const struct fault *message_fault(const struct qp *qp, enum fault_operation operation, unsigned kinds, uint64_t size,
                                   const void *content, size_t content_size, uint64_t *random)
 {
     const struct place place = {
         .at = AT_MESSAGE,
         .what = operation,
         .queue_pair = qp->number,
+        .kinds = kinds,
         .size = size,
         .content = content,
         .content_size = content_size,
@@ -204,6 +207,16 @@ const struct fault *message_fault(const struct qp *qp, enum fault_operation oper
 
     *random = fault != NULL ? scenario_random(scenario, fault, &place) : 0;
     return fault;
+}
+
+bool has_faults_of(enum fault_kind kind)
+{
+    if (!scenario_usable())
+        return false;
+    for (unsigned i = 0; i < scenario_faults(scenario); i++)
+        if (scenario_fault(scenario, i)->kind == kind)
+            return true;
+    return false;
 }
 
 bool has_faults_at(enum fault_at at)

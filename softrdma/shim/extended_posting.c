@@ -371,7 +371,7 @@ static int complete(struct qp *qp, struct batch *batch)
         struct ibv_sge bytes = {.addr = (uintptr_t)request->bytes, .length = (uint32_t)request->size};
         struct ibv_sge wrong, *sges = request->sges;
         record->bounce = message_bounce(qp, record->operation, request->is_inline ? &bytes : sges,
-                                        request->is_inline ? 1 : request->sge_count, request->is_inline);
+                                        request->is_inline ? 1 : request->sge_count, request->is_inline, NULL);
         if (record->bounce != NULL && request->is_inline)
             memcpy(request->bytes, record->bounce->bytes, request->size);
         else if (record->bounce != NULL) {

@@ -373,11 +373,14 @@ static struct qp *qp_take(struct ibv_qp *ibv, const int *sq_sig_all)
     struct ibv_qp_init_attr initial = {.sq_sig_all = 1};
     if (REAL(context->library, ibv_query_qp)(ibv, &attributes, IBV_QP_CAP, &initial) == 0 || sq_sig_all != NULL)
         qp->all_signaled = (sq_sig_all != NULL ? *sq_sig_all : initial.sq_sig_all) != 0;
-    /* Its silent requests have completions too. */
-    if (!qp->all_signaled && qp->send_cq != NULL) {
+    /* Its silent requests have completions too, and so have datagrams that come twice. */
+    uint32_t more = qp->all_signaled ? 0 : initial.cap.max_send_wr;
+    if (ibv->qp_type == IBV_QPT_UD && has_faults_of(FAULT_DUPLICATE))
+        more += initial.cap.max_send_wr;
+    if (more > 0 && qp->send_cq != NULL) {
         struct ibv_cq *queue = qp->send_cq->ibv;
-        qp->send_cq->slots += initial.cap.max_send_wr;
-        REAL(context->library, ibv_resize_cq)(queue, queue->cqe + (int)initial.cap.max_send_wr);
+        qp->send_cq->slots += more;
+        REAL(context->library, ibv_resize_cq)(queue, queue->cqe + (int)more);
     }
     return qp;
 }
@@ -401,6 +404,7 @@ void qp_forget(struct qp *qp)
         record_free(late->record);
         free(late);
     }
+    datagrams_forget(qp);
     queue_free(&qp->sends);
     queue_free(&qp->receives);
     records_of_qp_orphan(qp);

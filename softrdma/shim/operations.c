@@ -152,10 +152,11 @@ static int post_send(unsigned library, struct ibv_qp *ibv, struct ibv_send_wr *w
             break;
         }
         if (!record->absent) {
-            struct ibv_send_wr *refused;
             struct ibv_sge wrong;
-            record->bounce = message_bounce(qp, record->operation, wr->sg_list, (size_t)wr->num_sge,
-                                            (wr->send_flags & IBV_SEND_INLINE) != 0);
+            const struct fault *fault = NULL;
+            record->bounce =
+                message_bounce(qp, record->operation, wr->sg_list, (size_t)wr->num_sge,
+                               (wr->send_flags & IBV_SEND_INLINE) != 0, ibv->qp_type == IBV_QPT_UD ? &fault : NULL);
             if (record->bounce != NULL) {
                 wrong = (struct ibv_sge){
                     .addr = (uintptr_t)record->bounce->bytes,
@@ -168,7 +169,7 @@ static int post_send(unsigned library, struct ibv_qp *ibv, struct ibv_send_wr *w
             copy.next = NULL;
             copy.wr_id = record->id;
             copy.send_flags |= IBV_SEND_SIGNALED;
-            error = context->ops.post_send(ibv, &copy, &refused);
+            error = send_post(qp, &copy, record, fault);
             if (error != 0) {
                 record_free(record);
                 break;

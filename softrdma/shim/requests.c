@@ -19,16 +19,26 @@ static bool carries_data(enum fault_operation operation)
 }
 
 struct bounce *message_bounce(struct qp *qp, enum fault_operation operation, const struct ibv_sge *sges, size_t count,
-                              bool is_inline)
+                              bool is_inline, const struct fault **datagram)
 {
     uint64_t size = 0, random;
+    unsigned kinds = datagram != NULL ? FAULT_BIT(FAULT_DUPLICATE) | FAULT_BIT(FAULT_REORDER) : 0;
 
     for (size_t i = 0; i < count; i++)
         size += sges[i].length;
-    if (!carries_data(operation) || size == 0 || size > UINT32_MAX)
+    if (size > 0 && size <= UINT32_MAX)
+        kinds |= FAULT_BIT(FAULT_CORRUPT);
+    if (!carries_data(operation) || kinds == 0)
         return NULL;
-    if (message_fault(qp, operation, size, (const void *)(uintptr_t)sges[0].addr, sges[0].length, &random) == NULL)
+    const struct fault *fault =
+        message_fault(qp, operation, kinds, size, count > 0 ? (const void *)(uintptr_t)sges[0].addr : NULL,
+                      count > 0 ? sges[0].length : 0, &random);
+    if (fault == NULL)
         return NULL;
+    if (fault->kind != FAULT_CORRUPT) {
+        *datagram = fault;
+        return NULL;
+    }
     struct bounce *bounce = malloc(sizeof *bounce + size);
     if (bounce == NULL)
         return NULL;
@@ -185,6 +195,18 @@ static struct completion *make_completion(const struct record *record, enum ibv_
     return completion;
 }
 
+void record_succeed(struct record *record)
+{
+    record->completion = make_completion(record, IBV_WC_SUCCESS);
+    record->done = record->completion != NULL;
+}
+
+/* Whether the program is to have its completion. */
+static bool is_wanted(const struct record *record, enum ibv_wc_status status)
+{
+    return !record->extra && (record->visible || status != IBV_WC_SUCCESS);
+}
+
 /* The adapter flushes what it has. What never reached it is flushed here. */
 void qp_fail(struct qp *qp)
 {
@@ -224,7 +246,7 @@ void queue_deliver(struct qp *qp, struct queue *queue)
             queue->last = &queue->first;
         struct completion *completion = record->completion;
         record->completion = NULL;
-        if (record->cq != NULL && (record->visible || completion->wc.status != IBV_WC_SUCCESS))
+        if (record->cq != NULL && is_wanted(record, completion->wc.status))
             give(record->cq, completion, record->silent);
         else
             free(completion);
@@ -278,7 +300,7 @@ static void completion_came(struct cq *cq, struct completion *completion)
     if (record->operation == PLACE_RECEIVE && qp == NULL)
         qp = qp_numbered(cq->context, completion->wc.qp_num);
     if (qp == NULL) {
-        if (record->visible || completion->wc.status != IBV_WC_SUCCESS)
+        if (is_wanted(record, completion->wc.status))
             give(cq, completion, false);
         else
             free(completion);
@@ -361,6 +383,9 @@ static void on_time(struct object *object, void *what)
     }
     if (qp->late != NULL && qp->late->due_ns < *next)
         *next = qp->late->due_ns;
+    uint64_t kept_until_ns = datagrams_on_time(qp, now);
+    if (kept_until_ns < *next)
+        *next = kept_until_ns;
     struct queue *queues[] = {&qp->sends, &qp->receives};
     for (unsigned i = 0; i < COUNT_OF(queues); i++) {
         queue_deliver(qp, queues[i]);

@@ -129,6 +129,8 @@ struct qp {
     struct ibv_qp_ex real;      /* its functions */
     struct batch *batch;        /* between wr_start() and wr_complete() */
     struct late_receive *late;  /* receives that the adapter does not have yet */
+    struct kept *kept;          /* datagrams that it does not have yet, oldest first; see datagrams.c */
+    uint64_t kept_until_ns;
 };
 
 struct record {
@@ -140,6 +142,7 @@ struct record {
     enum fault_operation operation;
     bool visible; /* the program wants to hear of its success */
     bool absent;  /* it never reached the adapter */
+    bool extra;   /* the program has not posted it: a datagram that comes twice */
     bool of_srq, in_use;
     enum ibv_wc_opcode wc_opcode;
     bool done, silent, held;
@@ -178,9 +181,10 @@ int call_fault(enum fault_call call, const struct qp *qp, uint64_t live);
 int call_fault_locked(enum fault_call call, const struct qp *qp, uint64_t live);
 const struct fault *request_fault(struct qp *qp, enum fault_operation operation, unsigned kinds, bool again,
                                   uint64_t size, const void *content, size_t content_size);
-const struct fault *message_fault(const struct qp *qp, enum fault_operation operation, uint64_t size,
+const struct fault *message_fault(const struct qp *qp, enum fault_operation operation, unsigned kinds, uint64_t size,
                                   const void *content, size_t content_size, uint64_t *random);
 bool has_faults_at(enum fault_at at);
+bool has_faults_of(enum fault_kind kind);
 uint64_t now_ns(void);
 
 /* objects.c. With the lock. */
@@ -233,6 +237,8 @@ void record_free(struct record *record);
 void records_of_cq_free(const struct cq *cq);
 void records_of_qp_orphan(const struct qp *qp);
 void queue_add(struct queue *queue, struct record *record);
+/* As if the adapter had said so. */
+void record_succeed(struct record *record);
 void queue_free(struct queue *queue);
 /* Passes on what has ended and is due. */
 void queue_deliver(struct qp *qp, struct queue *queue);
@@ -241,9 +247,10 @@ void cq_drain(struct cq *cq);
 /* The library raised an event of this queue. */
 void cq_on_event(struct cq *cq);
 void qp_fail(struct qp *qp);
-/* The data of a message that is to have a wrong byte, in other memory; NULL: the message is right. */
+/* The data of a message that is to have a wrong byte, in other memory; NULL: the message is right. What is to happen to
+ * it as a datagram goes to *datagram; NULL: it is none. */
 struct bounce *message_bounce(struct qp *qp, enum fault_operation operation, const struct ibv_sge *sges, size_t count,
-                              bool is_inline);
+                              bool is_inline, const struct fault **datagram);
 void bounce_free(struct bounce *bounce);
 /* Posts late receives and passes on late completions. Returns when the next is due, or NEVER. */
 uint64_t requests_on_time(void);
@@ -262,6 +269,13 @@ void cq_destroyed(struct ibv_cq *ibv);
 void qp_destroyed(struct ibv_qp *ibv);
 /* Whatever moved it there. */
 void qp_in_error_state(struct qp *qp);
+
+/* datagrams.c. With the lock. */
+/* Posts the request of the record. A datagram with a fault is posted later, or twice. */
+int send_post(struct qp *qp, struct ibv_send_wr *wr, struct record *record, const struct fault *fault);
+/* Returns when it has to be called again, or NEVER. */
+uint64_t datagrams_on_time(struct qp *qp, uint64_t now);
+void datagrams_forget(struct qp *qp);
 
 /* extended.c: what stands in for functions of struct verbs_context; extended_polling.c; extended_posting.c */
 extern const struct verbs_context extended_stand_ins;

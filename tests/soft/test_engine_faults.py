@@ -234,7 +234,7 @@ def test_calls(tmp_path):
 def test_a_scenario_that_cannot_be_used_opens_no_adapter(tmp_path):
     wrong = {
         "at=request do=sleep": ":3: do=sleep",
-        "at=connection do=reorder": "softverbs cannot do=reorder",
+        "at=message do=reorder": "softverbs cannot do=reorder",
         "at=request do=status status=BAD_RESP_ERR": "softverbs cannot do=status",
     }
     cases = [{"program": "calls", "scenario": str(write_scenario(tmp_path, fault))} for fault in wrong]

@@ -354,3 +354,42 @@ def test_the_shim_exports_what_programs_ask_for():
     names = re.findall(r"X\([^,]+, +(?:ibv|rdma)_(\w+)", CALLS.read_text("utf-8").replace("\\\n", ""))
     assert sorted(name for name, _ in ours) == sorted(names)
     assert ours <= versions_of(softverbs.folder() / softverbs.LIBRARY)
+
+
+@pytest.mark.parametrize("do", ["duplicate", "reorder"])
+def test_only_datagrams_come_twice_or_in_another_order(do):
+    plain = completions([])
+    found = completions([Fault(do, every=1)], fires=False)
+    assert (found["a"], found["b"]) == (plain["a"], plain["b"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        # Numbers are posted to the adapter, and those in brackets are completions for the program.
+        ("", "1 2 3 4 [1] [2] [3] [4]"),
+        ("twice", "1 1 2 2 [1] [2] 3 3 4 4 [3] [4]"),
+        ("late", "3 1 2 [1] [2] [3] 4 [4]"),
+        ("twice destroyed", "1 1 2 2 [1] [2]"),
+        ("late destroyed", "3 1 2 [3] [1] [2]"),
+    ],
+)
+def test_datagrams_at_a_full_queue(tmp_path, words, expected):
+    """The program is never told that its queue is full because of datagrams that it has not posted."""
+    program = tmp_path / "full_queue"
+    flags = ["-g", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined"]
+    folders = [f"-I{CALLS.parent}", f"-I{CALLS.parents[1] / 'faults'}"]
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    compiled = subprocess.run(
+        ["gcc", *flags, *folders, "-o", program, PROGRAMS / "full_queue.c"], capture_output=True, text=True, timeout=100
+    )
+    assert compiled.returncode == 0, compiled.stderr
+    done = subprocess.run(
+        [program, *words.split()],
+        env={**os.environ, **building.SANITIZERS},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr

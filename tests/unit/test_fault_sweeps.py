@@ -138,8 +138,15 @@ def test_every_place_has_faults_that_can_be(executor):
     except ScenarioError as error:
         pytest.fail(str(error))
     singly = {(fault.at, fault.do) for fault in faults}
-    assert singly == {(kind.at, kind.do) for kind in kinds.kinds_for(executor)} - {("call", "limit")}
+    wanted = {(kind.at, kind.do) for kind in kinds.kinds_for(executor) if not kind.for_datagrams}
+    assert singly == wanted - {("call", "limit")}
     assert all(isinstance(fault, Fault) for fault in faults)
+
+
+def test_datagrams_come_twice_only_if_that_is_asked_for_by_name():
+    passed = [Passages("message", "send", 1, 3)]
+    assert len(sweeping.groups(passed, "shim", only=("duplicate",))) == 1
+    assert {group.kind.do for group in sweeping.groups(passed, "shim")} == {"corrupt"}
 
 
 def test_counts_of_another_version_are_refused(tmp_path):

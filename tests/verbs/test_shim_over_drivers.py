@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from kit.helpers import host_of, sample
+from kit.deadlines import patient
+from kit.helpers import host_of, require, sample
 from kit.processes import foreign_environment
 from kit.programs import built
 from kit.quirks import has_quirk, skip_where
 
+from ndpy import Capability
 from ndpy.faults.injection import Injection
 from ndpy.faults.scenario import Fault, Scenario
 from ndpy.vocabulary.quirks import Quirk
 
 PROGRAM = Path(__file__).parents[1] / "soft/programs/completions.c"
+DATAGRAMS = Path(__file__).with_name("datagram_row.py")
 COUNT, RETRIES, FLUSHED = 6, 12, 5
 
 
@@ -66,3 +70,39 @@ def test_the_third_send_fails_and_the_rest_is_flushed(adapter, options):
         injection.report().check()
     assert found["a"] == ["0 0", "1 0", f"2 {RETRIES}", *(f"{i} {FLUSHED}" for i in range(3, COUNT))]
     assert found["b"] == ["1000 0", "1001 0", *(f"{i} {FLUSHED}" for i in range(1002, 1000 + COUNT))]
+
+
+def came(adapter, faults: list[Fault], options: str = "") -> list[int]:
+    """The numbers of the datagrams that datagram_row.py receives. Each has one completion, in the order of the sends."""
+    require(adapter, Capability.DATAGRAMS)
+    with Injection(Scenario(faults), "shim") as injection:
+        done = subprocess.run(
+            [sys.executable, str(DATAGRAMS), adapter.info.name, str(COUNT), *options.split()],
+            env=injection.environment(foreign_environment()),
+            capture_output=True,
+            text=True,
+            timeout=patient(60),
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        injection.report().check()
+    found = {line.split()[0]: [int(word) for word in line.split()[1:]] for line in done.stdout.splitlines()}
+    assert found["sent"] == ([COUNT] if "silent" in options else list(range(1, COUNT + 1)))
+    return found["came"]
+
+
+@pytest.mark.parametrize("options", ["", "silent", "inline", "silent list"])
+def test_every_datagram_comes_twice(adapter, options):
+    """The queue of the sends has no room for the second ones. All have their data although the program has changed it."""
+    numbers = came(adapter, [Fault("duplicate", every=1)], options)
+    assert sorted(numbers) == sorted([*range(1, COUNT + 1)] * 2)
+
+
+def test_one_datagram_comes_twice(adapter):
+    assert came(adapter, [Fault("duplicate", nth=COUNT // 2)]) == [1, 2, 3, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("options", ["", "silent", "inline", "silent list"])
+def test_datagrams_come_in_another_order(adapter, options):
+    """The first two wait for the third, and the last one for 100 ms."""
+    faults = [Fault("reorder", nth=1, times=2), Fault("reorder", nth=COUNT)]
+    assert came(adapter, faults, options) == [3, 1, 2, 4, 5, 6]
