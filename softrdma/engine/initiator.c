@@ -59,6 +59,15 @@ static bool put_receipt(struct stream *stream, uint32_t token)
     return true;
 }
 
+static bool put_not_ready(struct stream *stream)
+{
+    uint8_t *frame = stream_room(stream, RECEIPT_SIZE + RESERVE);
+
+    if (frame != NULL)
+        put_trailer(stream, frame, wire_put_tagged(frame, RDMAP_WRITE, NOT_READY_TOKEN, 0, true, 0));
+    return frame != NULL;
+}
+
 void initiator_final_receipt(struct queue_pair *qp, struct stream *stream)
 {
     if (qp->sends_receipts && !qp->output_ended)
@@ -69,6 +78,7 @@ bool initiator_receipt(struct queue_pair *qp, struct stream *stream, uint64_t po
 {
     if (!stream_was_sent(stream, position))
         return false;
+    qp->peer_not_ready = false;
     if (qp->acknowledged < qp->completed)
         qp->acknowledged = qp->completed;
     while (qp->acknowledged < qp->started && qp_operation(qp, qp->acknowledged)->sent_mark <= position)
@@ -456,6 +466,9 @@ void qp_fill(struct queue_pair *qp, struct stream *stream)
     lock_acquire(&qp->lock);
     if (qp->owes_receipt && qp->sends_receipts && !qp->output_ended)
         qp->owes_receipt = !put_receipt(stream, RECEIPT_TOKEN);
+    /* siw accepts no other message within one of several segments. */
+    if (qp->tells_not_ready && qp->ending == QP_GOES_ON && (qp->sends_receipts || qp->offset == 0))
+        qp->tells_not_ready = qp->stalled && !put_not_ready(stream);
     do {
         progress = NOTHING;
         if (qp->output_ended)
@@ -563,6 +576,14 @@ bool qp_lose_rest(struct queue_pair *qp, struct stream *stream)
     }
     lock_release(&qp->lock);
     return sends;
+}
+
+bool qp_waits_in_vain(struct queue_pair *qp)
+{
+    lock_acquire(&qp->lock);
+    bool in_vain = qp->ending == QP_FINISHES && qp->peer_not_ready;
+    lock_release(&qp->lock);
+    return in_vain;
 }
 
 bool qp_unanswered(struct queue_pair *qp)

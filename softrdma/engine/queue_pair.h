@@ -40,8 +40,12 @@ enum patience {
     PATIENCE_ENDLESS,
     PATIENCE_OF_PEER /* as the receiver's program has said when it connected */
 };
-#define PUBLISH_BATCH 32u
-#define RECEIPT_SIZE  (WIRE_TAGGED_SIZE + 4u)
+/* A Write of no bytes with this token says that a Send of the peer's has waited for a Receive for a while. Without it,
+ * an end that finishes would not know that its last messages, and the FIN behind them, are not taken. If the end's
+ * process is gone, its kernel answers with a reset. */
+#define NOT_READY_TOKEN htonl(0xFFFFFF03u)
+#define PUBLISH_BATCH   32u
+#define RECEIPT_SIZE    (WIRE_TAGGED_SIZE + 4u)
 /* How long an end that finishes waits for the outcome of what it sent, or for the peer to take a Terminate. */
 #define FINISH_MS 2000u
 /* The type of an entry in the receive queue: a peer's Send with Invalidate ended a window, and the face wanted an entry
@@ -158,6 +162,9 @@ struct queue_pair {
     uint64_t announced_end;
     struct receive receive; /* of the message that is arriving */
     bool has_receive, stalled;
+    uint64_t stalled_ms;                        /* when that began */
+    bool tells_not_ready;                       /* the peer is to be told of it */
+    bool peer_not_ready;                        /* the peer has told so, and has taken nothing since */
     struct cq_entry entries[PUBLISH_BATCH + 1]; /* Receive completions, kept until the answers are on their way */
     uint32_t entry_count;
     uint64_t entries_due_ms[PUBLISH_BATCH + 1]; /* those are late that have a time; only with a scenario */
@@ -249,6 +256,8 @@ void qp_send_empty_write(struct queue_pair *queue_pair, struct stream *stream);
 /* Nothing more is sent, by a fault. The first operation that has not been sent completely fails, once the peer has
  * taken those before it, or after FINISH_MS. False: there is none. */
 bool qp_lose_rest(struct queue_pair *queue_pair, struct stream *stream);
+/* Whether this end finishes while the peer has no Receive for what was sent, so that no outcome will come. */
+bool qp_waits_in_vain(struct queue_pair *queue_pair);
 /* Whether its oldest operation failed because the peer's host is silent. */
 bool qp_unanswered(struct queue_pair *queue_pair);
 /* Whether it is time for qp_end: after the peer's Terminate, if the queue pair broke, or if this end finishes, has sent

@@ -9,9 +9,11 @@
 
 #include <string.h>
 
-/* How long a Send may wait for a Receive (F.3.5), unless waits_without_limit(). If the peer has gone meanwhile, nobody
- * wants that any more: so often this end looks. */
+/* How long a Send may wait for a Receive (F.3.5), unless waits_without_limit(). */
 #define NO_RECEIVE_MS 3000
+/* So often this end tells the peer meanwhile that it waits, and looks whether the peer has gone: nobody wants the Send
+ * any more then. */
+#define NOT_READY_MS 500
 
 enum outcome { HANDLED, WAITS, STOPPED };
 
@@ -98,6 +100,10 @@ static enum outcome take_write(struct queue_pair *qp, struct stream *stream, con
         qp->peer_patience = segment->offset;
         return HANDLED;
     }
+    if (segment->size == 0 && segment->stag == NOT_READY_TOKEN) {
+        qp->peer_not_ready = true;
+        return HANDLED;
+    }
     if (segment->size == 0) {
         /* If it has a token, it announces the end of a long Write that follows; see initiator.c. */
         qp->announced_token = segment->stag;
@@ -155,8 +161,10 @@ static enum outcome take_send(struct queue_pair *qp, struct stream *stream, cons
                      : qp->srq != NULL ? srq_take(qp->srq, qp, &qp->receive)
                                        : ring_take(&qp->receives, &qp->receive);
         if (!taken) {
-            if (!qp->stalled)
-                stream_set_timer(stream, NO_RECEIVE_MS);
+            if (!qp->stalled) {
+                qp->stalled_ms = now_ms();
+                stream_set_timer(stream, NOT_READY_MS);
+            }
             qp->stalled = true;
             return WAITS;
         }
@@ -313,7 +321,13 @@ static bool take_first(struct queue_pair *qp, struct stream *stream, const struc
     return true;
 }
 
-/* Handles input after this end took its last message: only receipts, answers and a Terminate. Sends, Writes and Read
+static bool is_outcome(const struct wire_segment *segment)
+{
+    return is_receipt(segment) || segment->opcode == RDMAP_READ_RESPONSE || segment->opcode == RDMAP_TERMINATE ||
+           (segment->opcode == RDMAP_WRITE && segment->size == 0 && segment->stag == NOT_READY_TOKEN);
+}
+
+/* Handles input after this end took its last message: only what tells of the outcome of its own. Sends, Writes and Read
  * Requests are skipped. */
 static void drain_input(struct queue_pair *qp, struct stream *stream)
 {
@@ -328,10 +342,8 @@ static void drain_input(struct queue_pair *qp, struct stream *stream)
         lock_acquire(&qp->lock);
         if (result == WIRE_OK)
             result = wire_receive(&qp->receiver, &segment);
-        bool matters = result == WIRE_OK && (is_receipt(&segment) || segment.opcode == RDMAP_READ_RESPONSE ||
-                                             segment.opcode == RDMAP_TERMINATE);
         /* After a segment that cannot be parsed, nothing else can be. */
-        qp->expired = result != WIRE_OK || (matters && take(qp, stream, &segment) == STOPPED);
+        qp->expired = result != WIRE_OK || (is_outcome(&segment) && take(qp, stream, &segment) == STOPPED);
         lock_release(&qp->lock);
         stream->in.begin += used;
     }
@@ -421,12 +433,18 @@ bool qp_timeout(struct queue_pair *qp, struct stream *stream)
     lock_acquire(&qp->lock);
     bool finishing = qp->ending != QP_GOES_ON;
     qp->expired |= finishing;
-    bool overdue = !finishing && qp->stalled && (qp->receives.count == 0 || qp->receive_due_ms > now_ms());
-    if (overdue && waits_without_limit(qp) && !stream->peer_closed && !socket_peer_ended(&stream->socket))
-        stream_set_timer(stream, NO_RECEIVE_MS);
-    else if (overdue && wire_parse(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, stream->crc,
-                                   &segment, &used) == WIRE_OK)
+    bool waits = !finishing && qp->stalled && (qp->receives.count == 0 || qp->receive_due_ms > now_ms());
+    if (waits && (stream->peer_closed || socket_peer_ended(&stream->socket))) {
+        take_no_more(qp, stream, QP_PEER_LEFT);
+        stream_set_timer(stream, FINISH_MS);
+        stream_resume_input(stream); /* the end may come behind more than the buffer holds */
+    } else if (waits && (waits_without_limit(qp) || now_ms() - qp->stalled_ms < NO_RECEIVE_MS)) {
+        qp->tells_not_ready = true;
+        stream_set_timer(stream, NOT_READY_MS);
+    } else if (waits && wire_parse(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, stream->crc,
+                                   &segment, &used) == WIRE_OK) {
         responder_stop(qp, stream, DDP_NO_BUFFER, &segment);
+    }
     lock_release(&qp->lock);
     return finishing;
 }

@@ -191,8 +191,10 @@ void stream_close_socket(struct stream *stream)
 
 void stream_abort(struct stream *stream)
 {
-    /* After a FIN, TCP may still deliver the bytes that it holds. */
-    close_socket(stream, !stream->fin_sent);
+    /* After a FIN, TCP may still deliver the bytes that it holds, to a peer that takes them. */
+    bool delivers = stream->fin_sent && (stream->queue_pair == NULL || !stream->queue_pair->peer_not_ready);
+
+    close_socket(stream, !delivers);
 }
 
 static void timer_ran_out(struct timer *timer)

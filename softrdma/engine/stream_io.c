@@ -170,6 +170,12 @@ static bool end_if_finished(struct stream *stream, bool idle)
         stream_connection_lost(stream, ND_IO_TIMEOUT);
         return true;
     }
+    if (stream->phase == STREAM_ESTABLISHED && qp_waits_in_vain(stream->queue_pair)) {
+        qp_end(stream->queue_pair, stream, ND_CANCELED);
+        stream->after.events |= EVENT_ENDED;
+        stream_abort(stream);
+        return true;
+    }
     if (stream->phase != STREAM_ESTABLISHED || !qp_finished(stream->queue_pair, idle, &first))
         return false;
     qp_end(stream->queue_pair, stream, first);

@@ -588,6 +588,22 @@ def test_h_8_1_the_notification_comes_with_the_peers_disconnect(pair, who):
         pending.result(DEADLINE_S)
 
 
+def test_h_8_1_the_notification_comes_although_messages_find_no_receive(keep, adapter, peer):
+    """More of them than the buffers on the way hold, but not so many that they fill the sender's too."""
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+    endless = ndpy.Capability.RETRY_POLICY in adapter.info.capabilities
+    policy = {"retry": ndpy.RetryPolicy(rnr_retry_count=ndpy.RetryPolicy.ENDLESS)} if endless else {}
+    client, server = create_end(keep, adapter), create_end(keep, peer)
+    offer = ask(keep, adapter, client.queue_pair, **policy)
+    establish(offer, server.queue_pair, **policy)
+    region = memory(keep, adapter, 65536)
+    for i in range(16):
+        client.queue_pair.send(region, context=i)
+    time.sleep(QUIET_S)
+    offer.client.begin_disconnect()
+    offer.server.wait_disconnected(DEADLINE_S)
+
+
 def test_h_8_2_after_the_peers_disconnect_the_notification_is_there_at_once(pair):
     pair.client.connector.disconnect(DEADLINE_S)
     wait_until(lambda: pair.server.connector.state == "disconnected", "the server hears of it")

@@ -461,7 +461,7 @@ def check_their_client(adapter, keep, ours, test):
             served, connector = serve(ours, listener, manager, test)
             keep(connector)
             result = client.succeed()
-        # Its last messages may find no receive. On soft0 and siw, TCP tells of its end behind them only.
+        # Its last messages may find no receive. On siw, TCP tells of its end behind them only.
         ended = connector.begin_wait_disconnected()
         wait_until(lambda: ended.done() or ours.take_what_came(), "the client's end")
         ended.result(0)

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from c_programs import run
+from c_programs import number, run
+from kit.deadlines import patient
 
 
 def test_a_message_without_a_receive_waits_as_long_as_rnr_retry_says():
     run("patience")
+
+
+@pytest.mark.parametrize("how", ["disconnects", "exits", "killed"])
+@pytest.mark.parametrize("size", [64, 2**15, 2**16, 2**18], ids="{} bytes".format)
+def test_the_end_of_a_peer_is_told_although_its_messages_find_no_receive(how, size):
+    took_ms = number("told after", run("end_behind_messages", how, 16, size))
+    assert took_ms < patient(5.0) * 1000
 
 
 @pytest.mark.parametrize(
