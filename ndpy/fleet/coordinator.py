@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ndpy
-from ndpy.fleet import compare, patterns, schedule
+from ndpy.fleet import compare, losses, patterns, schedule
 from ndpy.fleet.counting import Counting
 from ndpy.fleet.engines.rendezvous import Hub, Message
 from ndpy.fleet.measure import TOKEN_SIZE
@@ -405,16 +405,19 @@ class Coordinator:
             rounds = self._counting.of(node)
             counters = {name: sum(grown.values()) for name, grown in rounds.items()}
             machines.append(Machine(node, ranks, found, findings, counters, rounds))
+        known = {machine.node: self._counting.known(machine.node) for machine in machines}
+        losing = losses.suspects(machines, self._ends, self._measurements, known)
+        slow = self._search.suspects() if self._search else ()
         suspects = [
             *self._lost.values(),
             *self._suspects,
             *compare.unlike(machines),
-            *(compare.with_counters(each, machines) for each in (self._search.suspects() if self._search else ())),
+            *(losses.together(each, losing) or compare.with_counters(each, machines) for each in slow),
         ]
-        # Who is slow with one partner is slow with many too.
-        known = {node for suspect in suspects for node in suspect.nodes}
-        slow = patterns.slow_receivers(self._ends, self._measurements)
-        suspects += [suspect for suspect in slow if known.isdisjoint(suspect.nodes)]
+        # Who is slow with one partner may lose packets, and is slow with many too.
+        for more in (losing, patterns.slow_receivers(self._ends, self._measurements)):
+            named = {node for suspect in suspects for node in suspect.nodes}
+            suspects += [suspect for suspect in more if named.isdisjoint(suspect.nodes)]
         return Report(
             began=(began or datetime.datetime.now(datetime.timezone.utc)).isoformat(timespec="seconds"),
             took_s=round(took_s, 3),

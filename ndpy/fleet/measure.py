@@ -18,7 +18,7 @@ from ndpy.tools.cli.channel import REQUEST_LIMIT, Arguments, BadRequest, Channel
 from ndpy.tools.cli.peers import PeerLink, common_address
 from ndpy.tools.cli.serving import Answer, Session
 from ndpy.tools.doctor import describe_link, diagnose
-from ndpy.vocabulary.counters import is_error
+from ndpy.vocabulary.counters import is_error, is_loss
 from ndpy.vocabulary.info import port_in_use
 
 PROTOCOL = 1
@@ -144,7 +144,11 @@ def facts(info: ndpy.AdapterInfo) -> dict[str, str]:
 
 def telling(counters: dict[str, int]) -> dict[str, int]:
     """The counters of errors, retransmissions, pauses, ECN and discards."""
-    return {name: value for name, value in counters.items() if is_error(name) or any(word in name for word in _TELLING)}
+    return {
+        name: value
+        for name, value in counters.items()
+        if is_error(name) or is_loss(name) or any(word in name for word in _TELLING)
+    }
 
 
 def serve_rank(adapter: ndpy.Adapter, connection: socket.socket) -> str:

@@ -15,10 +15,26 @@ _ERRORS = re.compile(
     r"(?<![a-z])err|drop|discard|duplicate|out_of_(?:seq|buffer)|timeout|retrans|downed|overrun|nak|cnp|ecn_mark|recover|integrity"
 )
 
+# Those of lost, damaged and repeated packets.
+_LOSSES = re.compile(
+    r"seq_err|sequence|out_of_seq|oos_|retrans|retry|retries|timeout|discard|drop|duplicate|dup_req|missing_resp|implied_nak"
+    r"|symbol|crc|downed|error_recovery|integrity|overrun|rcv_err|send_err|constraint"
+)
+# They have such words too, and a healthy adapter counts them: its receiver had no buffer, or a switch was busy.
+_NO_LOSSES = re.compile(r"rnr|out_of_buffer|no_buffer|pause|pfc|ecn|cnp|vl15|slow_restart")
+
 
 def is_error(name: str) -> bool:
     """Whether a counter counts what should not happen, such as lost packets. The driver decides what its counters mean."""
     return _ERRORS.search(name.lower()) is not None
+
+
+def is_loss(name: str) -> bool:
+    """Whether a counter counts what a bad cable, port or adapter causes: packets that are lost, damaged or repeated.
+
+    What a slow receiver, congestion or a program's mistake causes is not among them.
+    """
+    return _LOSSES.search(name.lower()) is not None and _NO_LOSSES.search(name.lower()) is None
 
 
 def changes(before: Counters, after: Counters) -> Counters:

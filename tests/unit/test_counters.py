@@ -16,7 +16,7 @@ from ndpy.platforms.verbs.counters import read_counters
 from ndpy.tools.cli import counters, main
 from ndpy.tools.cli.smoke.report import Run
 from ndpy.vocabulary import system_files
-from ndpy.vocabulary.counters import changes, is_error
+from ndpy.vocabulary.counters import changes, is_error, is_loss
 
 # Of rxe, mlx5 and the specification.
 ERRORS = [
@@ -95,6 +95,39 @@ def test_these_are_errors(name):
 @pytest.mark.parametrize("name", OTHERS)
 def test_these_are_none(name):
     assert not is_error(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        ("symbol_error", True),
+        ("port_rcv_errors", True),
+        ("port_xmit_discards", True),
+        ("link_downed", True),
+        ("packet_seq_err", True),
+        ("out_of_sequence", True),
+        ("rx_icrc_encapsulated", True),
+        ("local_ack_timeout_err", True),
+        ("rcvd_seq_err", True),
+        ("completer_retry_err", True),
+        ("tcpRetransSegs", True),
+        ("excessive_buffer_overrun_errors", True),
+        ("rnr_nak_retry_err", False),
+        ("retry_rnr_exceeded_err", False),
+        ("out_of_buffer", False),
+        ("np_ecn_marked_roce_packets", False),
+        ("rp_cnp_handled", False),
+        ("roce_slow_restart_cnps", False),
+        ("req_cqe_flush_error", False),
+        ("resp_remote_access_errors", False),
+        ("resp_local_length_error", False),
+        ("VL15_dropped", False),
+        ("port_rcv_remote_physical_errors", False),
+        ("port_xmit_data", False),
+    ],
+)
+def test_losses_are_what_a_bad_cable_causes(name, loss):
+    assert is_loss(name) is loss
 
 
 def test_all_that_can_be_read_is_there(sysfs):

@@ -38,6 +38,11 @@ def test_what_is_not_a_number_is_left_out():
     assert counted(*readings).of("n0") == {"mlx5_0 c ": {"1": 1, "2": 1}}
 
 
+def test_a_counter_that_did_not_grow_is_known():
+    found = counted({0: {"mlx5_0": {"discards": 3, "word": "x"}}}, {0: {"mlx5_0": {"discards": 3}}})
+    assert (found.known("n0"), found.known("n1")) == ({"mlx5_0 discards"}, frozenset())
+
+
 def test_the_rounds_are_told_to_people():
     assert grew_in({}) == ""
     assert grew_in({"3": 1}) == " in round 3"
