@@ -95,9 +95,9 @@ struct asker {
     const struct queue_pair *queue_pair; /* NULL: the access is a local one, so no window grants it */
 };
 
-/* The address of the memory that the token grants, NULL if it grants none. */
-static uint8_t *granted(struct adapter *adapter, uint32_t token, uint64_t address, uint64_t size, enum access access,
-                        struct asker asker)
+/* The region that has the memory if the token grants this access, otherwise NULL. */
+static const struct region *granted(struct adapter *adapter, uint32_t token, uint64_t address, uint64_t size,
+                                    enum access access, struct asker asker)
 {
     const struct queue_pair *queue_pair = asker.queue_pair;
     uint32_t host = ntohl(token), index = host >> 8;
@@ -111,7 +111,7 @@ static uint8_t *granted(struct adapter *adapter, uint32_t token, uint64_t addres
     if (region != NULL) {
         bool allowed = token_make(index, slot->generation, remote) == host && region->domain == asker.domain &&
                        inside(region->address, region->size, address, size) && region_grants(adapter, region, access);
-        return allowed ? (uint8_t *)(uintptr_t)(address + region->shift) : NULL;
+        return allowed ? region : NULL;
     }
     const struct window *window = slot->window;
     if (!remote || window == NULL || window->region == NULL || window->queue_pair != queue_pair ||
@@ -119,7 +119,7 @@ static uint8_t *granted(struct adapter *adapter, uint32_t token, uint64_t addres
         return NULL;
     uint32_t needed = access == ACCESS_REMOTE_WRITE ? ND_OP_FLAG_ALLOW_WRITE : ND_OP_FLAG_ALLOW_READ;
     bool allowed = (window->flags & needed) != 0 && inside(window->address, window->size, address, size);
-    return allowed ? (uint8_t *)(uintptr_t)(address + window->region->shift) : NULL;
+    return allowed ? window->region : NULL;
 }
 
 static bool check(struct adapter *adapter, uint32_t token, uint64_t address, uint64_t size, enum access access,
@@ -135,9 +135,17 @@ static bool check(struct adapter *adapter, uint32_t token, uint64_t address, uin
 static bool copy(struct adapter *adapter, uint32_t token, uint64_t address, void *out, const void *data, size_t size,
                  enum access access, struct asker asker)
 {
+    bool result = false;
+
     lock_share(&adapter->tokens.lock);
-    uint8_t *memory = granted(adapter, token, address, size, access, asker);
-    bool result = memory != NULL && (out != NULL ? guarded_copy(out, memory, size) : guarded_copy(memory, data, size));
+    const struct region *region = granted(adapter, token, address, size, access, asker);
+    if (region != NULL) {
+        uint8_t *memory = (uint8_t *)(uintptr_t)(address + region->shift);
+        if (region->device != NULL)
+            result = region->device->copy(region->device, (uintptr_t)memory, out, data, size);
+        else
+            result = out != NULL ? guarded_copy(out, memory, size) : guarded_copy(memory, data, size);
+    }
     lock_unshare(&adapter->tokens.lock);
     return result;
 }

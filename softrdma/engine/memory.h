@@ -18,9 +18,17 @@
 
 struct queue_pair;
 
+/* Memory that the processor cannot use itself, such as a GPU's. */
+struct device_memory {
+    /* Copies `size` bytes to `out`, or else from `data`. False if that fails. Any thread may call it, with the token
+     * table's lock shared. */
+    bool (*copy)(struct device_memory *memory, uint64_t address, void *out, const void *data, size_t size);
+};
+
 struct region {
     struct object object;
     const void *domain;
+    struct device_memory *device; /* NULL: memory that the processor can use. Set before region_begin. */
     /* Under the token table's exclusive lock: */
     uint32_t slot;          /* 0: not registered */
     uint32_t token;         /* local token in host order */

@@ -3,7 +3,8 @@
 
 #include <stdlib.h>
 
-static nd_status check_arguments(const void *buffer, size_t size, uint64_t address, uint32_t flags)
+static nd_status check_arguments(const struct region *region, const void *buffer, size_t size, uint64_t address,
+                                 uint32_t flags)
 {
     if ((flags & ~REGION_FLAGS) != 0)
         return ND_INVALID_PARAMETER_3;
@@ -11,7 +12,8 @@ static nd_status check_arguments(const void *buffer, size_t size, uint64_t addre
         return buffer == NULL ? ND_INVALID_PARAMETER : ND_INVALID_BUFFER_SIZE;
     if (size > MAX_REGISTRATION_SIZE)
         return ND_INVALID_PARAMETER;
-    if (!memory_allows(buffer, size, (flags & (ND_MR_FLAG_ALLOW_LOCAL_WRITE | ND_MR_FLAG_ALLOW_REMOTE_WRITE)) != 0))
+    if (region->device == NULL &&
+        !memory_allows(buffer, size, (flags & (ND_MR_FLAG_ALLOW_LOCAL_WRITE | ND_MR_FLAG_ALLOW_REMOTE_WRITE)) != 0))
         return ND_ACCESS_VIOLATION;
     return address + (size - 1) < address ? ND_INVALID_PARAMETER : ND_SUCCESS;
 }
@@ -71,7 +73,7 @@ nd_status region_end(struct region *region, bool force)
 
 nd_status region_begin(struct region *region, const void *buffer, size_t size, uint64_t address, uint32_t flags)
 {
-    nd_status status = check_arguments(buffer, size, address, flags);
+    nd_status status = check_arguments(region, buffer, size, address, flags);
 
     if (status == ND_SUCCESS)
         status = register_buffer(region, buffer, size, address, flags);

@@ -1,5 +1,6 @@
 /* Protection domains, memory regions and memory windows. */
 #include "soft.h"
+#include "cuda.h"
 #include "guarded.h"
 
 #include <errno.h>
@@ -20,6 +21,8 @@
 #ifndef DMA_BUF_MAGIC
 #define DMA_BUF_MAGIC 0x444d4142
 #endif
+/* The kernel's own, which NVIDIA's driver gives to programs. */
+#define ENOTSUPP 524
 
 /* How far into its page an address or an offset is. */
 #define PAGE_OFFSET(where) ((size_t)((where) & ((uint64_t)sysconf(_SC_PAGESIZE) - 1)))
@@ -95,7 +98,9 @@ static int begin(struct soft_mr *mr, void *address, size_t length, uint64_t iova
     return 0;
 }
 
-static struct ibv_mr *reg(struct ibv_pd *ibv, void *address, size_t length, uint64_t iova, unsigned access, int fault)
+/* Takes `device` over if it succeeds. */
+static struct ibv_mr *reg(struct ibv_pd *ibv, void *address, size_t length, uint64_t iova, unsigned access, int fault,
+                          struct device_memory *device)
 {
     struct soft_pd *pd = (struct soft_pd *)ibv;
     struct adapter *adapter = adapter_of(ibv->context);
@@ -112,6 +117,7 @@ static struct ibv_mr *reg(struct ibv_pd *ibv, void *address, size_t length, uint
     if (error == 0) {
         if ((access & IBV_ACCESS_ZERO_BASED) != 0)
             iova = 0;
+        mr->region->device = device;
         error = begin(mr, address, length, iova, access);
         if (error != 0)
             object_close(&mr->region->object);
@@ -122,27 +128,48 @@ static struct ibv_mr *reg(struct ibv_pd *ibv, void *address, size_t length, uint
     }
     mr->ibv.context = ibv->context;
     mr->ibv.pd = ibv;
+    mr->device = device;
     pd->users++;
     registration_made();
     return &mr->ibv;
 }
 
+/* Memory of this process, or else of a device, which has other addresses. */
+static struct ibv_mr *reg_address(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned access,
+                                  int fault)
+{
+    struct ibv_mr *mr = reg(pd, address, length, iova, access, fault, NULL);
+
+    if (mr != NULL || fault != 0 || errno != EFAULT)
+        return mr;
+    struct device_memory *device = cuda_memory_find((uintptr_t)address, length);
+    if (device == NULL)
+        return soft_null(EFAULT);
+    mr = reg(pd, address, length, iova, access, fault, device);
+    if (mr == NULL) {
+        int error = errno;
+        cuda_memory_free(device);
+        errno = error;
+    }
+    return mr;
+}
+
 #undef ibv_reg_mr
 EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
 {
-    return reg(pd, address, length, (uintptr_t)address, (unsigned)access,
-               SOFT_FAULT(pd->context, PLACE_CALL_REG_MR, 0));
+    return reg_address(pd, address, length, (uintptr_t)address, (unsigned)access,
+                       SOFT_FAULT(pd->context, PLACE_CALL_REG_MR, 0));
 }
 
 #undef ibv_reg_mr_iova
 EXPORT struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, int access)
 {
-    return reg(pd, address, length, iova, (unsigned)access, SOFT_FAULT(pd->context, PLACE_CALL_REG_MR, 0));
+    return reg_address(pd, address, length, iova, (unsigned)access, SOFT_FAULT(pd->context, PLACE_CALL_REG_MR, 0));
 }
 
 EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned access)
 {
-    return reg(pd, address, length, iova, access, SOFT_FAULT(pd->context, PLACE_CALL_REG_MR, 0));
+    return reg_address(pd, address, length, iova, access, SOFT_FAULT(pd->context, PLACE_CALL_REG_MR, 0));
 }
 
 /* Whether a file has memory that this process can share: a dma-buf, or a memfd, which stands for one in tests. */
@@ -177,7 +204,7 @@ static void *map_part(int fd, uint64_t offset, size_t length, bool write, int *e
                        (off_t)(offset - before));
     if (pages == MAP_FAILED) {
         /* The driver of a dma-buf may refuse to map it at all. */
-        *error = errno == EINVAL || errno == ENODEV || errno == ENOTSUP ? EOPNOTSUPP : errno;
+        *error = errno == EINVAL || errno == ENODEV || errno == ENOTSUP || errno == ENOTSUPP ? EOPNOTSUPP : errno;
         return NULL;
     }
     return (uint8_t *)pages + before;
@@ -198,12 +225,18 @@ EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size
     if ((access & ~DMABUF_ACCESS) != 0 || PAGE_OFFSET(offset) != PAGE_OFFSET(iova))
         return soft_null(EINVAL);
     void *part = map_part(fd, offset, length, (access & IBV_ACCESS_LOCAL_WRITE) != 0, &error);
-    if (part == NULL)
+    /* It cannot be mapped. The descriptor does not tell where its memory is, but programs give that address. */
+    bool is_memory = part == NULL && error != EINVAL && error != EBADF;
+    struct device_memory *device = is_memory ? cuda_memory_find(iova, length) : NULL;
+    if (part == NULL && device == NULL)
         return soft_null(error);
-    struct ibv_mr *mr = reg(pd, part, length, iova, (unsigned)access, SOFT_FAULT(pd->context, PLACE_CALL_REG_MR, 0));
+    struct ibv_mr *mr = reg(pd, part != NULL ? part : (void *)(uintptr_t)iova, length, iova, (unsigned)access,
+                            SOFT_FAULT(pd->context, PLACE_CALL_REG_MR, 0), device);
     if (mr == NULL) {
         error = errno;
-        unmap_part(part, length);
+        if (part != NULL)
+            unmap_part(part, length);
+        cuda_memory_free(device);
         return soft_null(error);
     }
     ((struct soft_mr *)mr)->part = part;
@@ -217,7 +250,7 @@ EXPORT int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *
 
     if (soft_inherited(ibv->context))
         return IBV_REREG_MR_ERR_INPUT;
-    if (flags == 0 || (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED) != 0 || mr->part != NULL) {
+    if (flags == 0 || (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED) != 0 || mr->part != NULL || mr->device != NULL) {
         errno = EINVAL;
         return IBV_REREG_MR_ERR_INPUT;
     }
@@ -273,6 +306,7 @@ EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
     object_close(&mr->region->object);
     if (mr->part != NULL)
         unmap_part(mr->part, ibv->length);
+    cuda_memory_free(mr->device);
     free(mr);
     return 0;
 }

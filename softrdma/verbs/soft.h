@@ -79,7 +79,8 @@ struct soft_pd {
 struct soft_mr {
     struct ibv_mr ibv;
     struct region *region;
-    void *part; /* of a dma-buf: where it is mapped here */
+    void *part;                   /* of a dma-buf: where it is mapped here */
+    struct device_memory *device; /* what the region has */
 };
 
 struct soft_mw {

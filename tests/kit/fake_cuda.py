@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,23 @@ def fake_cuda_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def unmappable() -> Iterator[int]:
+    """A descriptor in place of a dma-buf that no process can map: a directory in memory that is said to be as long."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        first = Path(folder, "0")
+        first.touch()
+        # tmpfs counts 20 bytes for each name.
+        for number in range(1, SIZE // 20 + 1):
+            os.link(first, Path(folder, str(number)))
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            assert os.fstat(fd).st_size >= SIZE
+            yield fd
+        finally:
+            os.close(fd)
+
+
 @pytest.fixture
 def cuda(fake_cuda_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     """The driver. At the end it must have found no mistake, and no context may be left in use."""
@@ -98,3 +116,5 @@ def cuda(fake_cuda_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     yield fake
     layer._driver.cache_clear()
     assert (fake.seen.mistakes, fake.seen.contexts, fake.seen.retained) == (0, 0, 0)
+    # A context that was destroyed has taken its streams along.
+    assert not fake.seen.streams or fake.settings.lost

@@ -9,7 +9,7 @@ from perf_ends import perf, serving, world  # noqa: F401
 if sys.platform == "linux":
     from data_path_provider import provider, provider_path  # noqa: F401
     from fake_verbs import connected, fake, fake_softverbs_path, fake_verbs_path, soft  # noqa: F401
-    from kit.fake_cuda import cuda, fake_cuda_path  # noqa: F401
+    from kit.fake_cuda import cuda, fake_cuda_path, unmappable  # noqa: F401
     from posting_ends import cq, queues  # noqa: F401
     from racing import adapter, points, scene  # noqa: F401
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kit.deadlines import DEADLINE_S
 from kit.fake_cuda import CudaArray
 
 import ndpy
@@ -46,6 +47,26 @@ def test_memory_that_the_driver_does_not_export_goes_through_the_module(fake, cu
         load("nvidia_peermem")
         with adapter.register(CudaArray(cuda.address, 64)):
             assert (fake.seen.address, fake.seen.length) == (cuda.address, 64)
+
+
+NOT_EXPORTED = {
+    "managed": ({"export_error": 1, "managed": 1}, r"managed memory, .*cudaMalloc\(\)"),
+    "pooled": ({"export_error": 1, "pool": 0xABC0, "shareable": 0}, r"pool \(cudaMallocAsync"),
+    "of another process": ({"export_error": 1, "shareable": 0}, "another process's memory"),
+    "short": ({"export_error": 1, "range_size": 64}, "are not all in the 64 bytes"),
+    "no dma-bufs": ({"export_error": 801}, r"nvidia_peermem \[native status 801 \(CUDA_ERROR_NOT_SUPPORTED"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_EXPORTED)
+def test_why_the_driver_exports_no_dma_buf_is_named_with_a_remedy(fake, cuda, kind):
+    settings, match = NOT_EXPORTED[kind]
+    for name, value in settings.items():
+        setattr(cuda.settings, name, value)
+    with fake.open(dmabuf_errno=0) as adapter:
+        for call in (adapter.register, lambda array: adapter.begin_register(array).result(timeout_s=DEADLINE_S)):
+            with pytest.raises(ndpy.ProviderError, match=match):
+                call(CudaArray(cuda.address, 4096))
 
 
 def test_a_platform_that_takes_no_devices_says_so_before_it_makes_anything(fake, cuda, monkeypatch):

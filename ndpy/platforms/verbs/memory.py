@@ -15,6 +15,7 @@ from ndpy.objects import cuda
 from ndpy.objects.memory import MemoryRegion, MemoryWindow
 from ndpy.objects.pending import Pending
 from ndpy.objects.resource import next_serial
+from ndpy.platforms.verbs import softverbs
 from ndpy.platforms.verbs.native_calls import check, check_pointer, ffi, free_once, free_region, lib
 from ndpy.vocabulary import system_files
 from ndpy.vocabulary.flags import Access, Capability
@@ -210,7 +211,7 @@ def register_on_device(memory: ArrayMemory) -> NativeCall:
             register_pages(adapter, address, length, access, out)
         elif Capability.DMABUF in adapter.info.capabilities:
             _register_exported(found, adapter, address, length, access, out)
-        elif has_peer_module():
+        elif _finds_by_address(adapter):
             register_pages(adapter, address, length, access, out)
         else:
             raise errors.UnsupportedError(
@@ -224,13 +225,18 @@ def register_on_device(memory: ArrayMemory) -> NativeCall:
     return register
 
 
+def _finds_by_address(adapter: VerbsAdapter) -> bool:
+    """Whether the adapter finds a device's memory by its address. soft0 asks the driver's library itself."""
+    return adapter.info.driver == softverbs.DRIVER or has_peer_module()
+
+
 def _register_exported(
     found: cuda.Range, adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any
 ) -> None:
     try:
         fd, offset = found.export()
     except errors.ProviderError:
-        if not has_peer_module():
+        if not _finds_by_address(adapter):
             raise
         register_pages(adapter, address, length, access, out)
         return
