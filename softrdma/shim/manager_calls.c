@@ -87,6 +87,20 @@ static void take_of_id(unsigned library, struct rdma_cm_id *id)
     unlock();
 }
 
+/* The queue pair that a call has made, if it has. librdmacm makes one by ibv_create_qp(), which counts it. */
+static void created_qp(unsigned library, struct rdma_cm_id *id, int64_t before)
+{
+    take_of_id(library, id);
+    if (id->qp != NULL && live[LIVE_QP] == before)
+        live[LIVE_QP]++;
+}
+
+static void destroyed_qp(bool had_one, int64_t before)
+{
+    if (had_one && live[LIVE_QP] == before)
+        live[LIVE_QP]--;
+}
+
 static int stand_in_rdma_destroy_id(unsigned library, struct rdma_cm_id *id)
 {
     forget_id(id);
@@ -103,10 +117,11 @@ static int stand_in_rdma_create_ep(unsigned library, struct rdma_cm_id **id, str
 
     if (error != 0)
         return minus_with(error);
+    int64_t before = live[LIVE_QP];
     int result = INSIDE(REAL(library, rdma_create_ep)(id, info, pd, attributes));
     if (result == 0) {
         note_id(library, *id, true);
-        take_of_id(library, *id);
+        created_qp(library, *id, before);
     }
     live[LIVE_ID] += result == 0;
     return result;
@@ -114,11 +129,15 @@ static int stand_in_rdma_create_ep(unsigned library, struct rdma_cm_id **id, str
 
 static void stand_in_rdma_destroy_ep(unsigned library, struct rdma_cm_id *id)
 {
+    int64_t before = live[LIVE_QP];
+    bool has_one = id->qp != NULL;
+
     forget_of_id(id);
     forget_id(id);
     inside++;
     REAL(library, rdma_destroy_ep)(id);
     inside--;
+    destroyed_qp(has_one, before);
     live[LIVE_ID]--;
 }
 
@@ -169,10 +188,12 @@ static int stand_in_rdma_get_request(unsigned library, struct rdma_cm_id *listen
 
     if (error != 0)
         return minus_with(error);
+    int64_t before = live[LIVE_QP];
     int result = INSIDE(REAL(library, rdma_get_request)(listener, id));
     if (result == 0) {
         note_id(library, *id, true);
-        take_of_id(library, *id);
+        created_qp(library, *id, before);
+        live[LIVE_ID]++;
     }
     return result;
 }
@@ -214,13 +235,6 @@ static int create_qp_fault(void)
     return error != 0 ? error : call_fault(PLACE_CALL_CREATE_QP, NULL, (uint64_t)live[LIVE_QP]);
 }
 
-static void created_qp(unsigned library, struct rdma_cm_id *id, int64_t before)
-{
-    take_of_id(library, id);
-    if (live[LIVE_QP] == before)
-        live[LIVE_QP]++;
-}
-
 static int stand_in_rdma_create_qp(unsigned library, struct rdma_cm_id *id, struct ibv_pd *pd,
                                    struct ibv_qp_init_attr *attributes)
 {
@@ -253,13 +267,13 @@ static int stand_in_rdma_create_qp_ex(unsigned library, struct rdma_cm_id *id, s
 static void stand_in_rdma_destroy_qp(unsigned library, struct rdma_cm_id *id)
 {
     int64_t before = live[LIVE_QP];
+    bool has_one = id->qp != NULL;
 
     forget_of_id(id);
     inside++;
     REAL(library, rdma_destroy_qp)(id);
     inside--;
-    if (live[LIVE_QP] == before)
-        live[LIVE_QP]--;
+    destroyed_qp(has_one, before);
 }
 
 static int stand_in_rdma_disconnect(unsigned library, struct rdma_cm_id *id)
@@ -291,8 +305,10 @@ static int stand_in_rdma_get_cm_event(unsigned library, struct rdma_event_channe
         given = connection_event(library, *event);
     }
     *event = given;
-    if (given->event == RDMA_CM_EVENT_CONNECT_REQUEST)
+    if (given->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
         note_id(library, given->id, false);
+        live[LIVE_ID]++;
+    }
     take_of_id(library, given->id);
     if (given->event == RDMA_CM_EVENT_ESTABLISHED)
         connection_begins(given->id);

@@ -352,7 +352,7 @@ struct ibv_context *soft_shared_context(void)
 {
     pthread_mutex_lock(&shared_lock);
     if (shared == NULL)
-        shared = ibv_open_device(&only.device);
+        shared = SOFT_OWN(ibv_open_device(&only.device));
     struct ibv_context *result = shared;
     nd_status status = result != NULL ? faults_follow(adapter_of(result)) : ND_SUCCESS;
     if (status != ND_SUCCESS)

@@ -10,6 +10,7 @@
 const char face_name[] = "softverbs";
 
 _Atomic int32_t soft_live[FAULT_CALLS];
+_Thread_local unsigned soft_own_calls;
 _Atomic bool soft_events_are_lost;
 
 /* What a creating call makes, if the engine counts that. */
@@ -47,6 +48,8 @@ bool face_can(const struct fault *fault)
 
 static int happens(struct faults *faults, enum fault_call call, uint32_t queue_pair, const void *caller)
 {
+    if (soft_own_calls > 0)
+        return 0;
     enum object_kind kind = made_by(call);
     const struct place place = {
         .at = AT_CALL,

@@ -41,7 +41,7 @@ EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
     if (pd == NULL)
         return NULL;
     pd->ibv.context = context;
-    soft_live[PLACE_CALL_ALLOC_PD]++;
+    soft_live[PLACE_CALL_ALLOC_PD] += soft_own_calls == 0;
     return &pd->ibv;
 }
 
@@ -53,7 +53,7 @@ EXPORT int ibv_dealloc_pd(struct ibv_pd *ibv)
         return 0;
     if (pd->users > 0)
         return errno = EBUSY;
-    soft_live[PLACE_CALL_ALLOC_PD]--;
+    soft_live[PLACE_CALL_ALLOC_PD] -= soft_own_calls == 0;
     free(pd);
     return 0;
 }

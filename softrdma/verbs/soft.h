@@ -156,12 +156,22 @@ static inline void *soft_null(int error)
 
 /* faults.c: what a scenario has at a call: an errno, which is also set, or 0, after the time that a slow call takes.
  * The queue pair is given by its number in scenarios; 0: the call has none. */
-extern _Atomic int32_t soft_live[FAULT_CALLS]; /* objects that the engine does not count, by the call that makes them */
+extern _Atomic int32_t soft_live[FAULT_CALLS]; /* objects of the program that the engine does not count, by the call */
 int soft_fault(const struct adapter *adapter, enum fault_call call, uint32_t queue_pair, const void *caller);
 #define SOFT_FAULT(context, call, queue_pair) \
     (adapter_of(context)->faults == NULL      \
          ? 0                                  \
          : soft_fault(adapter_of(context), call, queue_pair, __builtin_return_address(0)))
+
+/* Calls of this thread that the connection manager makes itself. They are no places of a scenario. */
+extern _Thread_local unsigned soft_own_calls;
+#define SOFT_OWN(call)                    \
+    ({                                    \
+        soft_own_calls++;                 \
+        __typeof__(call) result = (call); \
+        soft_own_calls--;                 \
+        result;                           \
+    })
 
 /* An errno for a status of the engine. */
 int soft_errno(nd_status status);

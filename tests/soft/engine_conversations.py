@@ -17,6 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from kit.deadlines import patient
 from kit.helpers import DEADLINE_S, Keeper, Pair, bind, connect_pair, create_end, memory
 
 import ndpy
@@ -26,7 +27,7 @@ Result = dict[str, Any]
 COUNT = 5
 SIZE = 64
 # So long a program waits for what may not come.
-QUIET_S = 0.3
+QUIET_S = patient(0.3)
 AT_ONCE = 8
 
 

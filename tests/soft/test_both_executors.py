@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from c_programs import run
 from kit.helpers import sample
+from test_engine_faults import play
 
 from ndpy.faults import kinds
 from ndpy.faults.injection import Injection
@@ -57,3 +60,53 @@ def test_a_completion_queue_that_fails_gives_its_channel_no_event(executor):
     with Injection(Scenario([Fault("completion_queue_error", nth=7)]), executor) as injection:
         text = run("completions", "soft0", 0, 6, "events", "first=500", **injection.environment({}))
     assert "\nevents 1\n" in text
+
+
+CALLS = [call for call in kinds.CALLS if call.executors]
+
+
+@pytest.mark.parametrize("executor", kinds.HERE)
+def test_every_call_can_fail_and_be_slow(executor):
+    """each_call.c makes all of them. Those of librdmacm itself do not count."""
+    for call in sample([call for call in CALLS if executor in call.executors], 12):
+        number = getattr(errno, call.errnos[0])
+        for fault, line in (
+            (Fault("errno", call=call.name, nth=1, errno=call.errnos[0]), f"{call.name} 1 {number}"),
+            (Fault("slow", call=call.name, nth=1, ms=200), f"slow {call.name} 1"),
+        ):
+            with Injection(Scenario([fault]), executor) as injection:
+                text = run("each_call", "soft0", "127.0.0.1", **injection.environment({}))
+                injection.report().check()
+            assert line in text.splitlines(), fault
+
+
+@pytest.mark.parametrize("executor", kinds.HERE)
+def test_what_can_be_limited_is(executor):
+    """Two queue pairs are made by ibv_create_qp(3). Of the identifiers one is that of a request of a client."""
+    later = {"rdma_create_qp": (2, 1), "rdma_create_id": (3, 3)}
+    # soft0 has no address handles.
+    for call in [call for call in CALLS if call.limited and call.name != "create_ah"]:
+        limit, count = later.get(call.name, (1, 2))
+        fault = Fault("limit", call=call.name, limit=limit)
+        with Injection(Scenario([fault]), executor) as injection:
+            text = run("each_call", "soft0", "127.0.0.1", **injection.environment({}))
+            injection.report().check()
+        assert f"{call.name} {count} {errno.ENOMEM}" in text.splitlines(), fault
+
+
+@pytest.mark.parametrize("executor", kinds.HERE)
+def test_the_events_of_an_adapter(tmp_path, executor):
+    """With the shim requests go on while a port is down."""
+    fatal = "at=adapter do=queue_pair_fatal nth=9"
+    wanted = {
+        ("at=adapter do=port_down nth=3", "at=adapter do=port_up nth=11"): ["PORT_DOWN", "PORT_ACTIVE"],
+        ("at=adapter do=gid_change nth=3",): ["GID_CHANGED"],
+        (fatal,): ["QUEUE_PAIR_FATAL"],
+        ("at=adapter do=completion_queue_error nth=9",): ["COMPLETION_QUEUE_ERROR"],
+        ("at=adapter do=full_event_queue nth=8", fatal): [],
+    }
+    if executor == "shim":
+        wanted["at=adapter do=path_migrated nth=9",] = ["PATH_MIGRATED"]
+    with Injection(Scenario([]), executor) as injection:
+        seen = play([("events", faults) for faults in wanted], tmp_path, injection.environment())
+    assert {faults: each.get("events", each) for faults, each in zip(wanted, seen, strict=True)} == wanted

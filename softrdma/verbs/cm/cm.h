@@ -122,6 +122,8 @@ static inline int cm_result(int error)
 void cm_device_removed(void);
 
 /* events.c */
+/* Ends a channel that the program has not made. */
+void cm_own_channel_end(struct rdma_event_channel *channel);
 /* NULL if memory is short. */
 struct cm_event *cm_event_new(struct cm_id *owner, enum rdma_cm_event_type type, int status);
 /* Queues the event, or frees it if the owner gets no more events. Not under the owner's lock. */

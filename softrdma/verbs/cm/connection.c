@@ -378,7 +378,7 @@ EXPORT int rdma_listen(struct rdma_cm_id *rdma, int backlog)
     if (!cm_is_connected_type(id))
         return cm_fail(EPROTONOSUPPORT);
     struct sockaddr_in any = {.sin_family = AF_INET};
-    if (cm_state_of(id) == CM_IDLE && rdma_bind_addr(rdma, (struct sockaddr *)&any) != 0)
+    if (cm_state_of(id) == CM_IDLE && SOFT_OWN(rdma_bind_addr(rdma, (struct sockaddr *)&any)) != 0)
         return -1;
     if (!cm_advance(id, CM_BOUND, CM_LISTENING))
         return cm_fail(EINVAL);

@@ -14,7 +14,7 @@
 static int begin_passive(struct cm_id *id, const struct rdma_addrinfo *from, struct ibv_pd *domain,
                          const struct ibv_qp_init_attr *attributes)
 {
-    if (rdma_bind_addr(&id->rdma, from->ai_src_addr) != 0)
+    if (SOFT_OWN(rdma_bind_addr(&id->rdma, from->ai_src_addr)) != 0)
         return -1;
     if (domain != NULL)
         id->rdma.pd = domain;
@@ -31,12 +31,12 @@ static int begin_passive(struct cm_id *id, const struct rdma_addrinfo *from, str
 static int begin_active(struct cm_id *id, const struct rdma_addrinfo *from, struct ibv_pd *domain,
                         struct ibv_qp_init_attr *attributes)
 {
-    if (rdma_resolve_addr(&id->rdma, from->ai_src_addr, from->ai_dst_addr, RESOLVE_MS) != 0 ||
-        rdma_resolve_route(&id->rdma, RESOLVE_MS) != 0)
+    if (SOFT_OWN(rdma_resolve_addr(&id->rdma, from->ai_src_addr, from->ai_dst_addr, RESOLVE_MS)) != 0 ||
+        SOFT_OWN(rdma_resolve_route(&id->rdma, RESOLVE_MS)) != 0)
         return -1;
     if (attributes != NULL) {
         attributes->qp_type = id->rdma.qp_type;
-        if (rdma_create_qp(&id->rdma, domain, attributes) != 0)
+        if (SOFT_OWN(rdma_create_qp(&id->rdma, domain, attributes)) != 0)
             return -1;
     }
     if (from->ai_connect_len > 0) {
@@ -91,7 +91,7 @@ EXPORT int rdma_get_request(struct rdma_cm_id *rdma, struct rdma_cm_id **out)
     if (rdma->event != NULL)
         rdma_ack_cm_event(rdma->event);
     rdma->event = NULL;
-    if (rdma_get_cm_event(rdma->channel, &event) != 0)
+    if (SOFT_OWN(rdma_get_cm_event(rdma->channel, &event)) != 0)
         return -1;
     if (event->status != 0)
         error = event->status < 0 ? -event->status : event->status;
@@ -103,7 +103,7 @@ EXPORT int rdma_get_request(struct rdma_cm_id *rdma, struct rdma_cm_id **out)
     }
     if (listener->qp_attributes != NULL) {
         struct ibv_qp_init_attr attributes = *listener->qp_attributes;
-        if (rdma_create_qp(event->id, rdma->pd, &attributes) != 0) {
+        if (SOFT_OWN(rdma_create_qp(event->id, rdma->pd, &attributes)) != 0) {
             error = errno;
             rdma_destroy_id(event->id);
             rdma->event = event;

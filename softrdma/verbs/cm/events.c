@@ -30,7 +30,7 @@ EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
         free(channel);
         return soft_null(error);
     }
-    soft_live[PLACE_CALL_RDMA_CREATE_EVENT_CHANNEL]++;
+    soft_live[PLACE_CALL_RDMA_CREATE_EVENT_CHANNEL] += soft_own_calls == 0;
     channel->rdma.fd = channel->events.fd;
     channel->generation = system_generation;
     return &channel->rdma;
@@ -98,7 +98,14 @@ EXPORT void rdma_destroy_event_channel(struct rdma_event_channel *rdma)
     free_all(taken.first);
     event_queue_end(&channel->events);
     free(channel);
-    soft_live[PLACE_CALL_RDMA_CREATE_EVENT_CHANNEL]--;
+    soft_live[PLACE_CALL_RDMA_CREATE_EVENT_CHANNEL] -= soft_own_calls == 0;
+}
+
+void cm_own_channel_end(struct rdma_event_channel *channel)
+{
+    soft_own_calls++;
+    rdma_destroy_event_channel(channel);
+    soft_own_calls--;
 }
 
 static struct event_queue *queue_of(const struct cm_id *id)
@@ -310,7 +317,7 @@ int cm_wait(struct cm_id *id)
     if (!id->sync)
         return 0;
     acknowledge_own(id);
-    if (rdma_get_cm_event(id->rdma.channel, &id->rdma.event) != 0)
+    if (SOFT_OWN(rdma_get_cm_event(id->rdma.channel, &id->rdma.event)) != 0)
         return -1;
     int status = id->rdma.event->status;
     if (status == 0)
@@ -330,7 +337,7 @@ EXPORT int rdma_migrate_id(struct rdma_cm_id *rdma, struct rdma_event_channel *c
         (channel != NULL && cm_foreign(((struct cm_channel *)channel)->generation)))
         return cm_fail(EINVAL);
     bool sync = channel == NULL;
-    if (sync && (channel = rdma_create_event_channel()) == NULL)
+    if (sync && (channel = SOFT_OWN(rdma_create_event_channel())) == NULL)
         return -1;
     if (channel == id->rdma.channel)
         return 0;
@@ -352,7 +359,7 @@ EXPORT int rdma_migrate_id(struct rdma_cm_id *rdma, struct rdma_event_channel *c
 
     if (was_sync) {
         acknowledge_own(id);
-        rdma_destroy_event_channel(old);
+        cm_own_channel_end(old);
     }
     pthread_mutex_lock(&id->lock);
     while ((int32_t)(given - id->done) > 0)

@@ -53,7 +53,7 @@ int cm_use_device(struct cm_id *id)
     begin_anew();
     pthread_mutex_lock(&domain_mutex);
     if (domain == NULL)
-        domain = ibv_alloc_pd(context);
+        domain = SOFT_OWN(ibv_alloc_pd(context));
     struct ibv_pd *result = domain;
     if (result != NULL)
         domain_users++;
@@ -75,7 +75,7 @@ static void unuse_device(struct cm_id *id)
         return;
     pthread_mutex_lock(&domain_mutex);
     /* A program that still has objects in the domain keeps it. */
-    if (--domain_users == 0 && ibv_dealloc_pd(domain) == 0)
+    if (--domain_users == 0 && SOFT_OWN(ibv_dealloc_pd(domain)) == 0)
         domain = NULL;
     pthread_mutex_unlock(&domain_mutex);
 }
@@ -263,7 +263,7 @@ struct cm_id *cm_id_new(struct rdma_event_channel *channel, void *context, enum 
     id->spare_ticket = calloc(1, sizeof(struct cm_ticket));
     id->sync = channel == NULL;
     if (id->spare_event != NULL && id->spare_ticket != NULL)
-        id->rdma.channel = id->sync ? rdma_create_event_channel() : channel;
+        id->rdma.channel = id->sync ? SOFT_OWN(rdma_create_event_channel()) : channel;
     if (id->rdma.channel == NULL) {
         int error = errno;
         free_own(id);
@@ -312,7 +312,7 @@ static void free_memory(struct cm_id *id)
     free(id->qp_attributes);
     free(id->connect_data);
     if (id->sync)
-        rdma_destroy_event_channel(id->rdma.channel);
+        cm_own_channel_end(id->rdma.channel);
 }
 
 EXPORT int rdma_destroy_id(struct rdma_cm_id *rdma)
