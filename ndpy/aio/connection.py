@@ -217,7 +217,7 @@ class Connection(Uncopied):
                 message of all their bytes: they are copied into one piece first.
         Raises:
             LimitExceededError: it is longer than the peer's max_message_length.
-            InvalidBufferError: the buffer has gaps, another order, or Python objects.
+            InvalidBufferError: the buffer has gaps, another order, or Python objects, or a device has its memory.
             ConnectionEndedError: the peer has closed the connection, and has not taken the message.
             ConnectionResetError, ProtocolError, ClosedError: the connection was lost, or was closed by this end.
         """
@@ -242,7 +242,8 @@ class Connection(Uncopied):
         Raises:
             LimitExceededError: the message is longer than `into`. It is still there for the next receive().
             AccessViolationError: `into` is read-only, or a region without LOCAL_WRITE. The message is still there.
-            InvalidBufferError: `into` has gaps, another order, or Python objects. The message is still there.
+            InvalidBufferError: `into` has gaps, another order, or Python objects, or a device has its memory. The
+                message is still there.
             ConnectionEndedError: the peer has closed the connection, and all its messages have been received.
             ConnectionResetError, ProtocolError, ClosedError: the connection was lost, or was closed by this end.
         """
@@ -325,8 +326,8 @@ class Connection(Uncopied):
         """Let the peer use memory while the block lasts: `async with connection.expose(buffer) as remote`.
 
         A message that is sent in the block can carry remote.to_bytes(). When the block ends, the peer's right has
-        ended. On adapters with memory windows, only this connection's peer has the right. On others and on rxe (see
-        Quirk.RXE_BINDS_AGAIN), whoever knows the token has it.
+        ended. On adapters with memory windows, only this connection's peer has the right. On others, on rxe (see
+        Quirk.RXE_BINDS_AGAIN), and for memory of a device, whoever knows the token has it.
 
         Parameters:
             memory: a buffer, a region, a slice of one, or a lease. At least one byte.

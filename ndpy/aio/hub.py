@@ -20,6 +20,7 @@ from ndpy.cache.lease import Lease
 from ndpy.cache.registration_cache import RegistrationCache
 from ndpy.errors import ClosedError, DeviceBusyError, NdpyError
 from ndpy.objects.adapter import Adapter
+from ndpy.objects.arrays import ArrayMemory
 from ndpy.objects.completion import Completion
 from ndpy.objects.completion_queue import CompletionQueue
 from ndpy.objects.event_loop import LoopPoller, poller_of_loop
@@ -60,14 +61,15 @@ class _IsLong(Exception):
 
 
 class _Cache(RegistrationCache):
-    """Finds registrations in the loop's thread, and makes long ones in another."""
+    """Finds registrations in the loop's thread. Another thread makes long ones, and calls the driver of a device."""
 
     def __init__(self, adapter: Adapter) -> None:
         super().__init__(adapter, max_bytes=_CACHED_BYTES, max_entries=_CACHED_ENTRIES)
         self._loop_thread = threading.get_ident()
 
     def _local(self, buffer: Any, access: int, queue_pair: QueuePair | None, raw: bool) -> Lease:
-        if memoryview(buffer).nbytes > LONG_REGISTRATION and threading.get_ident() == self._loop_thread:
+        is_slow = isinstance(buffer, ArrayMemory) or memoryview(buffer).nbytes > LONG_REGISTRATION
+        if is_slow and threading.get_ident() == self._loop_thread:
             raise _IsLong
         return super()._local(buffer, access, queue_pair, raw)
 

@@ -13,9 +13,11 @@ from ndpy import errors
 from ndpy.aio.channel import BIND, INDEX, SILENT, TRANSFER, Channel, error_of
 from ndpy.aio.hub import LONG_REGISTRATION, Hub
 from ndpy.aio.life import ALIVE, Finally
-from ndpy.aio.memory import Memory, measured, measured_room, part_of
+from ndpy.aio.memory import Memory, measured, measured_room, memory_on_device, part_of
 from ndpy.aio.tasks import Room, finish, in_thread, start
 from ndpy.cache.lease import Lease
+from ndpy.objects import cuda
+from ndpy.objects.arrays import ArrayMemory
 from ndpy.objects.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
 from ndpy.objects.operations import READ
 from ndpy.objects.resource import Uncopied
@@ -136,12 +138,14 @@ class Transfers(Uncopied):
 
         later.add_done_callback(on_end)
 
-    async def register(self, memory: Memory, access: Access) -> MemoryRegion:
-        """Register memory with remote rights."""
-        memory, length = measured(memory)
-        if isinstance(memory, (MemoryRegion, Sge, Lease)):
+    async def register(self, memory: Memory, length: int, access: Access) -> MemoryRegion:
+        """Register memory that was measured, with remote rights."""
+        on_device = memory_on_device(memory)
+        if on_device is not None:
+            memory = await self._with_contents(on_device)
+        elif isinstance(memory, (MemoryRegion, Sge, Lease)):
             memory = (memory.address, length)
-        if length <= LONG_REGISTRATION:
+        if length <= LONG_REGISTRATION and on_device is None:
             return self.adapter.register(memory, access)
         pending = self.adapter.begin_register(memory, access)
         try:
@@ -151,6 +155,23 @@ class Transfers(Uncopied):
                 pending.result(0).close()
             raise
 
+    async def _with_contents(self, memory: ArrayMemory) -> ArrayMemory:
+        """Wait until a device's memory has its contents. Returns the same memory, which nobody has to wait for."""
+        self.adapter._require_devices(memory)
+        stream, pause_s = memory.device.stream, 0.0
+        if stream is None:
+            return memory
+
+        def has_ended() -> bool:
+            return cuda.find(memory.address, memory.nbytes).has_ended(stream)
+
+        # A cancellation is not kept waiting for the stream.
+        while not await in_thread(has_ended):
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s + 20e-6, 1e-3)
+        device = memory.device._replace(stream=None)
+        return ArrayMemory(memory.producer, memory, memory.address, memory.nbytes, memory.readonly, device)
+
     async def lease(self, memory: Memory, length: int, access: Access) -> tuple[Sge, Lease | None]:
         """An element of the first bytes of memory, registered if they are not, and what to give back afterwards."""
         if isinstance(memory, Sge):
@@ -158,6 +179,8 @@ class Transfers(Uncopied):
             return memory.region[offset : offset + length], None
         if isinstance(memory, (MemoryRegion, Lease)):
             return memory[:length], None
+        if isinstance(memory, ArrayMemory):
+            memory = await self._with_contents(memory)
         lease = await self.hub.lease(memory, access)
         self.hub.stay()
         try:
@@ -216,7 +239,7 @@ class Transfers(Uncopied):
     def _measured(operation: int, remote: RemoteMemory, memory: Memory) -> Piece:
         if not isinstance(remote, RemoteMemory):
             raise TypeError(f"remote is the peer's memory as a RemoteMemory, not {type(remote).__name__}")
-        memory, length = measured_room(memory, "read") if operation == READ else measured(memory)
+        memory, length = measured_room(memory, "read") if operation == READ else measured(memory, is_message=False)
         if length > remote.length:
             raise errors.ElementRangeError(f"{length} bytes do not fit the {remote.length} bytes of the peer's memory")
         return remote, memory, length
@@ -439,12 +462,13 @@ class Exposure(Uncopied):
 
     async def _begin(self, memory: Memory, access: Access, wait: bool) -> RemoteMemory:
         transfers = self._transfers
-        if not transfers.has_windows:
-            self._region = await transfers.register(memory, access)
+        memory, length = measured(memory, is_message=False)
+        # A region of a dma-buf has no windows.
+        if not transfers.has_windows or memory_on_device(memory) is not None:
+            self._region = await transfers.register(memory, length, access)
             transfers.hub.stay()
             return self._region.remote()
         local = Access.LOCAL_WRITE if int(access) & _LOCAL_WRITE else Access.NONE
-        memory, length = measured(memory)
         element, self._lease = await transfers.lease(memory, length, local)
         windows = transfers.windows
         self._window = windows.pop() if windows else transfers.adapter.create_memory_window()

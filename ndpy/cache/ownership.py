@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ndpy import _core, errors
-from ndpy.objects.memory import buffer_range, plain_view
+from ndpy.objects.arrays import ArrayMemory
+from ndpy.objects.memory import buffer_range, device_error, plain_view, range_on_device
 from ndpy.objects.resource import Uncopied
 
 _lone_view = memoryview(bytearray(1))
@@ -36,19 +37,26 @@ class MemoryRange(Uncopied):
             monitor watches.
         watchable: whether a weak reference to the root shows the end of the memory.
         is_whole: whether the root is an array that has no other memory than this, and may get other memory.
+        is_on_device: whether a device has the memory. Then the view is an ArrayMemory.
         entry: the entry in which it was found.
     """
 
-    __slots__ = ("end", "entry", "is_whole", "length", "root", "start", "view", "watchable")
+    __slots__ = ("end", "entry", "is_on_device", "is_whole", "length", "root", "start", "view", "watchable")
 
     def __init__(self, buffer: Any, writable: bool, raw: bool, monitored: bool = False) -> None:
-        self.view, self.start, self.length = buffer_range(buffer, writable)
+        self.view, self.start, self.length = buffer_range(buffer, writable, on_device=True)
         self.end = self.start + self.length
         self.entry: Any = None
         self.root: Any = None
-        self.watchable = self.is_whole = False
+        self.watchable = self.is_whole = self.is_on_device = False
         if isinstance(self.view, memoryview):
             self.root, self.watchable, self.is_whole = _root(self.view)
+        elif isinstance(self.view, ArrayMemory):
+            self.root, self.watchable, self.is_whole, self.is_on_device = self.view.producer, True, True, True
+            if not _is_watchable(self.root):
+                raise device_error(
+                    self.view, "the cache does not learn when it is freed, so register it without the cache"
+                )
         if self.root is None and not raw:
             if not monitored:
                 raise errors.UnsupportedError(
@@ -59,6 +67,10 @@ class MemoryRange(Uncopied):
                     operation="cache",
                 )
             self.root = MONITORED
+
+    def part(self, start: int, length: int) -> Any:
+        """A range of this memory, as Adapter.register() takes it. It keeps no memory."""
+        return range_on_device(self.view, start, length) if self.is_on_device else (start, length)
 
 
 class KnownBuffer(_core.KnownBuffer):
@@ -90,11 +102,19 @@ class KnownBuffer(_core.KnownBuffer):
         self.reference = reference
 
 
+def _is_watchable(root: Any) -> bool:
+    try:
+        weakref.ref(root)
+    except TypeError:
+        return False
+    return True
+
+
 def _root(view: memoryview) -> tuple[Any, bool, bool]:
     """Return (the object that owns the memory of a view, or None; MemoryRange.watchable; MemoryRange.is_whole)."""
     found: Any = view.obj
     numpy = sys.modules.get("numpy")
-    if isinstance(found, _core.ArrayMemory):
+    if isinstance(found, ArrayMemory):
         found = found.producer
         if numpy is None or not isinstance(found, numpy.ndarray):
             return found, True, True
@@ -208,7 +228,7 @@ def remember_buffer(
         known[key] = KnownBuffer(found, entry, False, None if watch is None else changed, watch, None)
         return
     # An array is asked for its memory each time.
-    if found.root is None or found.root is MONITORED or isinstance(found.view.obj, _core.ArrayMemory):
+    if found.root is None or found.root is MONITORED or found.is_on_device or isinstance(found.view.obj, ArrayMemory):
         return
     # If the cache has an export of the object, the object lives as long as the entry.
     if entry.owner.view is None or buffer is not found.root:

@@ -28,6 +28,7 @@ from ndpy.cache.marks import Marks, taken
 from ndpy.cache.order import UseOrder
 from ndpy.cache.ownership import MONITORED, MemoryRange, Owner, remember_buffer
 from ndpy.cache.windows import WindowPool
+from ndpy.objects import cuda
 from ndpy.objects.adapter import Adapter
 from ndpy.objects.memory import MemoryRegion, RemoteMemory
 from ndpy.objects.queue_pair import QueuePair
@@ -63,6 +64,7 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
     - Another array (DLPack, __array_interface__), such as a tensor, is watched and asked for its memory at each use. If
       the memory has moved, it is registered anew. Call invalidate() before its storage is replaced more than once
       between two uses (PyTorch's resize_() and set_()): it may come back to an address that it had.
+    - An array in memory of a CUDA device is watched in the same way. Each request waits until its stream has ended.
     - Memory that no Python object owns needs monitor=True or raw=True. It comes as (address, length), or as a buffer
       that does not own it.
 
@@ -141,7 +143,7 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
             )
         if queue_pair is not None:
             self._depend_on(queue_pair)
-        request = MemoryRange(buffer, bool(access), raw, self._monitor is not None)
+        request = self._range(buffer, bool(access), raw)
         lease = Lease()
         # No calls in the following statements: Ctrl-C cannot come between statements without calls.
         request.entry = self._use(buffer, request, int(access), queue_pair)
@@ -163,8 +165,8 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
         slot of the initiator queue. A message with remote() can be posted right after it. A peer that gets the message
         can use the memory. A token that is sent another way may arrive before the adapter has bound the window.
 
-        If the adapter has no windows, the range is registered once more with these rights. They hold on every
-        connection until release().
+        If the adapter has no windows, or a device has the memory, the range is registered once more with these rights.
+        They hold on every connection until release().
 
         Parameters:
             buffer: as for local().
@@ -185,7 +187,7 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
         if queue_pair.connection_ended:
             raise errors.NotConnectedError("the connection has ended", operation="expose")
         right = int(access) & 1
-        request = MemoryRange(buffer, bool(right), raw, self._monitor is not None)
+        request = self._range(buffer, bool(right), raw)
         entry = self._use(buffer, request, right, queue_pair)
         try:
             grant, remote = self._expose(entry, request, queue_pair, access)
@@ -228,6 +230,16 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
         self._wait_for_others()
 
     # ---- using, registering ----
+
+    def _range(self, buffer: Any, writable: bool, raw: bool) -> MemoryRange:
+        """The range of a request. A device's memory has its contents then."""
+        request = MemoryRange(buffer, writable, raw, self._monitor is not None)
+        if request.is_on_device:
+            self._adapter._require_devices(request.view)
+            stream = request.view.device.stream
+            if stream is not None:
+                cuda.find(request.start, request.length).synchronize(stream)
+        return request
 
     def _depend_on(self, queue_pair: QueuePair) -> None:
         self._check()
@@ -278,7 +290,7 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
                 if request.root is MONITORED:
                     # This comes before the registration, so that no later change is missed.
                     watch = self._monitor.watch(wanted[0], wanted[1])
-                region = self._register(wanted, (request.start, request.end, access), request.root)
+                region = self._register(wanted, (request.start, request.end, access), request)
                 entry, doomed = self._insert(loading, request, region, serial, watch)
                 if _log.isEnabledFor(logging.DEBUG):
                     asked = _words(request.start, request.end)
@@ -342,18 +354,20 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
         freed = sum(entry.region.length for entry in doomed)
         return (start, end, access), doomed + self._make_room(end - start - freed, 1 - len(doomed))
 
-    def _register(self, wanted: tuple[int, int, int], least: tuple[int, int, int], root: Any) -> MemoryRegion:
+    def _register(
+        self, wanted: tuple[int, int, int], least: tuple[int, int, int], request: MemoryRange
+    ) -> MemoryRegion:
         start, end, access = wanted
         try:
-            return self._register_now((start, end - start), access, root)
+            return self._register_now(request.part(start, end - start), access, request.root)
         except errors.ProviderError as error:
             # Sometimes ranges can be registered one by one, but not together with all rights.
             if wanted == least:
                 raise
             _log.debug("%s: %s cannot be registered together: %s", self._name(), _words(start, end), error)
-            return self._register_now((least[0], least[1] - least[0]), least[2], root)
+            return self._register_now(request.part(least[0], least[1] - least[0]), least[2], request.root)
 
-    def _register_now(self, memory: tuple[int, int], access: int, root: Any) -> MemoryRegion:
+    def _register_now(self, memory: Any, access: int, root: Any) -> MemoryRegion:
         rights = Access(access)
         try:
             region = self._adapter.register(memory, rights)
@@ -416,8 +430,9 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
         self, entry: Entry, request: MemoryRange, queue_pair: QueuePair, access: Access
     ) -> tuple[Grant, RemoteMemory]:
         length = request.length
-        if not self._windows_exist:
-            region = self._register_now((request.start, length), access, request.root)
+        # A region of a dma-buf has no windows.
+        if not self._windows_exist or request.is_on_device:
+            region = self._register_now(request.part(request.start, length), access, request.root)
             return Grant(entry, queue_pair, None, region), region.remote()
         start = request.start - entry.start
         window = self._windows.bind(queue_pair, entry.region[start : start + length], access)

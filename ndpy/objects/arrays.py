@@ -80,11 +80,13 @@ class _NotGivenError(Exception):
 
 
 def array_memory(array: Any) -> ArrayMemory | None:
-    """Return the memory of an array, or None if it offers none. The memory keeps the array.
+    """Return the memory of an array, or None if it offers none. The memory keeps the array. Memory is its own memory.
 
     Raises:
         InvalidBufferError: its bytes have gaps or another order, or are addresses, or what it says is not possible.
     """
+    if isinstance(array, ArrayMemory):
+        return array
     if isinstance(array, type):
         return None
     failure: _NotGivenError | None = None

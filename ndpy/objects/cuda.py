@@ -149,11 +149,20 @@ class Range(NamedTuple):
             self.driver.result("cuPointerSetAttribute", ctypes.byref(on), _SYNC_MEMOPS, self.address)
             pause_s = 0.0
             # cuStreamSynchronize() would not let Ctrl-C end this.
-            while stream is not None and (number := self.driver.result("cuStreamQuery", stream)):
-                if number != _NOT_READY:
-                    raise self.driver.error("cuStreamQuery", number)
+            while stream is not None and not self._has_ended(stream):
                 time.sleep(pause_s)
                 pause_s = min(pause_s + 20e-6, 1e-3)
+
+    def has_ended(self, stream: int) -> bool:
+        """Whether the stream has done what it was given. Does not wait."""
+        with self._current():
+            return self._has_ended(stream)
+
+    def _has_ended(self, stream: int) -> bool:
+        number = self.driver.result("cuStreamQuery", stream)
+        if number not in (0, _NOT_READY):
+            raise self.driver.error("cuStreamQuery", number)
+        return number == 0
 
     def export(self) -> tuple[int, int]:
         """Return (a descriptor of a dma-buf, which the caller closes, and where the memory begins in it).

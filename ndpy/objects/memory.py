@@ -540,7 +540,7 @@ def buffer_range(buffer: Any, writable: bool, on_device: bool = False) -> tuple[
             raise InvalidBufferError(f"{length} bytes at {address:#x} are not a range of memory")
         return buffer, address, length
     try:
-        view: memoryview | ArrayMemory = _view_or_memory(buffer) if on_device else plain_view(buffer)
+        view: memoryview | ArrayMemory = view_or_memory(buffer) if on_device else plain_view(buffer)
     except TypeError as error:
         raise TypeError(f"{error}, or (address, length)") from None
     if view.nbytes == 0:
@@ -570,13 +570,13 @@ def plain_view(buffer: Any) -> memoryview:
         InvalidBufferError: its bytes have gaps or another order, or are addresses of Python objects. Or it does not give
             its memory.
     """
-    view = _view_or_memory(buffer)
+    view = view_or_memory(buffer)
     if isinstance(view, ArrayMemory):
-        raise _on_device(view, "Adapter.register() takes it, but nothing else does, so copy it to the host's memory")
+        raise device_error(view, "the processor cannot use it, so register it, or copy it to the host's memory")
     return view
 
 
-def _view_or_memory(buffer: Any) -> memoryview | ArrayMemory:
+def view_or_memory(buffer: Any) -> memoryview | ArrayMemory:
     """Do what plain_view() does, or return the memory of an array in memory of a CUDA device."""
     try:
         view = memoryview(buffer)
@@ -606,12 +606,19 @@ def _view_of_array(buffer: Any, error: Exception) -> memoryview | ArrayMemory:
     if memory.device is None:
         return memoryview(memory)
     if not memory.device.is_cuda:
-        raise _on_device(memory, "copy it to the host's memory, or give its dma-buf to Adapter.register_dmabuf()")
+        raise device_error(memory, "copy it to the host's memory, or give its dma-buf to Adapter.register_dmabuf()")
     return memory
 
 
-def _on_device(memory: ArrayMemory, remedy: str) -> InvalidBufferError:
-    return InvalidBufferError(f"the {type(memory.producer).__name__} is in memory of {memory.device}; {remedy}")
+def device_error(memory: ArrayMemory, remedy: str) -> InvalidBufferError:
+    """An error for memory of a device."""
+    name = "region" if memory.producer is None else type(memory.producer).__name__
+    return InvalidBufferError(f"the {name} is in memory of {memory.device}; {remedy}")
+
+
+def range_on_device(memory: ArrayMemory, address: int, length: int, owner: object = None) -> ArrayMemory:
+    """Return a range of a device's memory that is there already, to be registered. It keeps `owner`, and no array."""
+    return ArrayMemory(None, owner, address, length, False, memory.device._replace(stream=None))
 
 
 def address_of(view: memoryview) -> int:

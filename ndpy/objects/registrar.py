@@ -8,6 +8,7 @@ import operator
 from typing import Any
 
 from ndpy import _core, errors
+from ndpy.objects import cuda
 from ndpy.objects.arrays import ArrayMemory
 from ndpy.objects.device_memory import DeviceMemory
 from ndpy.objects.memory import MemoryRegion, buffer_range, is_written
@@ -85,18 +86,22 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
         """Make a region. It is not registered yet."""
         owner, *rest = self._memory(buffer, access, on_device=True)
         is_on_device = isinstance(owner, ArrayMemory)
-        if is_on_device and not self._takes_devices:
-            raise errors.UnsupportedError(
-                f"{self.info.name} ({self.info.driver}) takes no memory of {owner.device}; copy the array to the host's "
-                f"memory",
-                operation="register",
-                problem="device-memory",
-            )
+        if is_on_device:
+            self._require_devices(owner)
         region = self._classes.region(self, owner, *rest)
         if is_on_device:
             region._native_is_on_device(owner)
             region._is_on_device = True
         return region
+
+    def _require_devices(self, memory: ArrayMemory) -> None:
+        if not self._takes_devices:
+            raise errors.UnsupportedError(
+                f"{self.info.name} ({self.info.driver}) takes no memory of {memory.device}; copy the array to the host's "
+                f"memory",
+                operation="register",
+                problem=cuda.PROBLEM,
+            )
 
     def _memory(self, buffer: Any, access: Access, on_device: bool = False) -> tuple[Any, Any, int, int, Access]:
         """Check memory and rights. Returns (object that keeps the memory in place, buffer, address, length, rights).

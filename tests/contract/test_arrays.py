@@ -231,10 +231,6 @@ REFUSED = {
     "type that is none": (lambda: Interface(bytearray(8), typestr="u1"), "typestr"),
     "type of an unknown kind": (lambda: Interface(bytearray(8), typestr="|T8"), "typestr"),
 }
-# Adapter.register() asks CUDA's driver about it. See test_cuda_memory.py.
-REGISTERED_ALONE = {
-    "on a CUDA device": (lambda: Producer(bytearray(64), (8,), device=(CUDA, 3)), "in memory of CUDA device 3"),
-}
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -250,7 +246,7 @@ async def test_what_is_no_plain_memory_is_refused_by_every_call_of_a_connection(
     async with connected() as (client, server):
         await server.send(b"a message")
         async with server.expose(bytearray(64)) as remote:
-            for kind, (make, match) in {**REFUSED, **REGISTERED_ALONE}.items():
+            for kind, (make, match) in REFUSED.items():
                 thing = make()
                 for name, call in {
                     "send": client.send(thing),
@@ -264,12 +260,41 @@ async def test_what_is_no_plain_memory_is_refused_by_every_call_of_a_connection(
         assert await client.receive() == b"a message"
 
 
-def test_memory_of_a_cuda_device_needs_its_driver(adapter, monkeypatch):
+# With a driver: test_cuda_memory.py, test_cuda_cache.py, and test_aio_cuda.py.
+def on_cuda():
+    return Producer(bytearray(64), (8,), device=(CUDA, 3))
+
+
+def test_memory_of_a_cuda_device_needs_its_driver(adapter, keep, monkeypatch):
     monkeypatch.setenv("NDPY_LIBCUDA", "nowhere/libcuda.so")
-    make, _ = REGISTERED_ALONE["on a CUDA device"]
-    for call in (adapter.register, lambda array: adapter.begin_register(array).result(timeout_s=DEADLINE_S)):
+    cache = keep(ndpy.RegistrationCache(adapter, max_bytes=1 << 20, max_entries=4))
+    for call in (
+        adapter.register,
+        lambda array: adapter.begin_register(array).result(timeout_s=DEADLINE_S),
+        cache.local,
+    ):
         with pytest.raises(ndpy.UnsupportedError, match="copy the array to the host's memory"):
-            call(make())
+            call(on_cuda())
+
+
+async def test_transfers_of_memory_of_a_cuda_device_need_its_driver_and_messages_refuse_it(connected, monkeypatch):
+    monkeypatch.setenv("NDPY_LIBCUDA", "nowhere/libcuda.so")
+    async with connected() as (client, server):
+        await server.send(b"a message")
+        async with server.expose(bytearray(64)) as remote:
+            for call in (
+                client.read(remote, on_cuda()),
+                client.write(remote, on_cuda()),
+                client.expose(on_cuda()).__aenter__(),
+            ):
+                with pytest.raises(ndpy.UnsupportedError, match="copy the array to the host's memory"):
+                    await call
+            for call in (client.send(on_cuda()), client.receive(into=on_cuda())):
+                with pytest.raises(
+                    ndpy.InvalidBufferError, match="in memory of CUDA device 3; messages do not take it"
+                ):
+                    await call
+        assert await client.receive() == b"a message"
 
 
 def test_what_is_neither_a_buffer_nor_an_array_is_a_mistake_of_types(adapter):

@@ -64,6 +64,7 @@ struct fake_cuda_seen {
     uint64_t reads;   /* copies that have happened, from the device */
     uint64_t writes;  /* the same, to the device */
     uint64_t waits;   /* how many calls wait for a stream now */
+    uint64_t thread;  /* that asked last whether a stream is ready */
 };
 
 struct stream {
@@ -270,6 +271,7 @@ int cuStreamQuery(void *stream)
     if (!is_current())
         return mistake(INVALID_CONTEXT);
     fake_cuda_seen.queries++;
+    fake_cuda_seen.thread = gettid();
     fake_cuda_seen.stream = (uintptr_t)stream;
     if (fake_cuda_settings.query_error)
         return fake_cuda_settings.query_error;
