@@ -7,7 +7,7 @@
 #   rig/setup.sh soft       what soft0 needs: the packages for building, and .venv
 #   rig/setup.sh docs       that, and what the documentation's site needs
 #   rig/setup.sh browser    that, and a browser to look at the site
-#   rig/setup.sh fleet      what `soft` needs, and what starts ranks of `ndpy fleet`: Open MPI, MPICH, Slurm, and ssh with ClusterShell
+#   rig/setup.sh fleet      what `soft` needs, and what the tests of `ndpy fleet` start: Open MPI, MPICH, Slurm, ssh with ClusterShell, lldpd
 #   rig/setup.sh venv       only the virtual environment .venv (PYTHON=python3.12 selects another Python)
 #   rig/setup.sh bench      the other Python packages, in .rig/bench, that tests and `make bench` compare ndpy with
 #   rig/setup.sh peers      .venv, and the programs that `make bench-peers` compares soft0 with
@@ -62,6 +62,11 @@ fleet)
         [ -d /run/systemd/system ] && $as_root systemctl mask ssh.service ssh.socket sshd.service
         install_now openssh-server openssh-client || install_now openssh-server openssh-clients ||
             die "openssh-server could not be installed"
+    fi
+    if ! [ -x /usr/sbin/lldpd ]; then
+        # The tests have daemons of their own.
+        [ -d /run/systemd/system ] && $as_root systemctl mask lldpd.service
+        install_now lldpd || die "lldpd could not be installed"
     fi
     .venv/bin/python -m pip --disable-pip-version-check --quiet install 'mpi4py>=4' 'ClusterShell>=1.9'
     ;;

@@ -9,6 +9,7 @@
 | `things.py` | what can be at fault, and which measurements speak of it |
 | `evidence.py` | how sure that is: the mathematics of `model.py` |
 | `topology.py` | which ends share a leaf, a rail, a node |
+| `lldp.py` | what the switches of a machine are called |
 | `engines/` | how the ranks are started and exchange words: MPI, ssh, a rendezvous |
 | `measure.py` | what a rank measures, in a process for each adapter |
 | `pair.py` | how two ends measure with each other |

@@ -37,6 +37,7 @@ from ndpy.tools.cli.serving import begin, serve
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _LONGEST_S = 86400.0
+LLDP = "lldp"
 
 
 def duration(context: click.Context, parameter: click.Parameter, text: str) -> float:
@@ -46,6 +47,15 @@ def duration(context: click.Context, parameter: click.Parameter, text: str) -> f
     if not 0 < seconds <= _LONGEST_S:
         raise click.BadParameter(f"{text!r} is not a time such as 90s, 10m or 1h")
     return seconds
+
+
+def topology_source(context: click.Context, parameter: click.Parameter, text: str | None) -> Path | str | None:
+    """The path of a file that exists, or the word lldp."""
+    if text is None or text == LLDP:
+        return text
+    path = click.Path(exists=True, dir_okay=False, path_type=Path).convert(text, parameter, context)
+    assert isinstance(path, Path)
+    return path
 
 
 @click.command("fleet")
@@ -73,8 +83,9 @@ def duration(context: click.Context, parameter: click.Parameter, text: str) -> f
 @click.option(
     "--topology",
     "topology_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Which nodes share a switch: a TOML file, or Slurm's topology.conf.",
+    callback=topology_source,
+    metavar="FILE|lldp",
+    help="Which nodes share a switch: a TOML file, Slurm's topology.conf, or lldp to ask lldpd on each machine.",
 )
 @click.option("--budget", callback=duration, default="10m", show_default=True, help="Begin no round after this time.")
 @click.option(
@@ -209,7 +220,7 @@ def _first(
     start: Start,
     adapters: list[str],
     hosts: tuple[str, ...],
-    topology_file: Path | None,
+    topology_file: Path | str | None,
     baseline_file: Path | None,
     program: str,
     ssh_options: str,
@@ -222,7 +233,7 @@ def _first(
         click.echo(f"fleet: {time.monotonic() - clock:6.1f} s  {text}", err=True)
 
     model.mathematics()
-    places = topology.read(topology_file) if topology_file else topology.unknown()
+    places = topology.read(topology_file) if isinstance(topology_file, Path) else topology.unknown()
     baseline = document.read(baseline_file) if baseline_file else None
     hub = Hub(start)
     remote = ssh.Remote(hub, start, hosts, program, ssh_options, adapters) if hosts else None
@@ -237,7 +248,7 @@ def _first(
             rounds=options["rounds"],
             full_mesh=options["full_mesh"],
             patterns=options["patterns"],
-            topology=places,
+            topology=None if topology_file == LLDP else places,
             budget_s=options["budget"],
             join_s=options["join_s"],
             pair_s=options["pair_s"],

@@ -19,7 +19,7 @@ from ndpy.fleet.measure import TOKEN_SIZE
 from ndpy.fleet.results import End, Kind, Machine, Measurement, Pattern, Quantity, Report, Suspect
 from ndpy.fleet.schedule import Round
 from ndpy.fleet.search import Search
-from ndpy.fleet.topology import Topology, unknown
+from ndpy.fleet.topology import Topology, from_lldp, unknown
 from ndpy.tools.cli.channel import encode, printable
 from ndpy.vocabulary.info import is_address
 
@@ -43,7 +43,7 @@ class Options:
         rounds: the most rounds of a search.
         full_mesh: whether each end meets each other one, instead of a search.
         patterns: whether many write to one, and all at once, after the pairs.
-        topology: which ends share what.
+        topology: which ends share what. None: ask lldpd on each machine.
         budget_s: no round begins later.
         join_s: how long the ranks have to come.
         pair_s: how long a pair has.
@@ -53,7 +53,7 @@ class Options:
     rounds: int = 12
     full_mesh: bool = False
     patterns: bool = False
-    topology: Topology = dataclasses.field(default_factory=unknown)
+    topology: Topology | None = dataclasses.field(default_factory=unknown)
     budget_s: float = 600.0
     join_s: float = 60.0
     pair_s: float = 30.0
@@ -213,7 +213,8 @@ class Coordinator:
     # ---- each by itself ----
 
     def _examine(self) -> None:
-        for rank, _, answer in self._ask({rank: [{"do": "examine"}] for rank in self._alive()}, _EXAMINE_S):
+        asked: Message = {"do": "examine", "lldp": self._options.topology is None}
+        for rank, _, answer in self._ask({rank: [asked] for rank in self._alive()}, _EXAMINE_S):
             ends = answer.get("ends")
             if not isinstance(ends, list) or not ends:
                 self._lose(
@@ -261,12 +262,11 @@ class Coordinator:
     # ---- in pairs ----
 
     def _measure(self, deadline: float) -> None:
-        self._ends = list(self._options.topology.place(self._ends))
-        missing = self._options.topology.missing(self._ends) if self._options.topology != unknown() else ()
+        places = self._announced() if self._options.topology is None else self._options.topology
+        self._ends = list(places.place(self._ends))
+        missing = places.missing(self._ends) if places != unknown() else ()
         if missing:
-            self._notes.append(
-                f"the topology does not have {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}"
-            )
+            self._notes.append(f"the topology does not have {_some(missing)}")
         self._search = Search(self._ends, rounds=self._options.rounds)
         for pairs in self._full_mesh() if self._options.full_mesh else iter(self._search.next_round, None):
             if self._is_late(deadline):
@@ -276,6 +276,24 @@ class Coordinator:
             self._search.add(self._measurements[known:])
             self._search.without(*(at for at, end in enumerate(self._ends) if end.rank in self._lost), *self._out)
         self._notes.append(f"a full mesh of {self._rounds} rounds" if self._options.full_mesh else self._search.why)
+
+    def _announced(self) -> Topology:
+        """The topology that the switches announce."""
+        switches: dict[str, dict[str, str]] = {}
+        interfaces: dict[tuple[str, str], str] = {}
+        silent: dict[str, dict[str, None]] = {}
+        for rank, answer in self._facts.items():
+            node, told = self._nodes[rank], answer.get("switches")
+            if isinstance(told, dict):
+                switches[node] = {printable(name, 64): printable(switch, 64) for name, switch in told.items()}
+            else:
+                said = printable(answer.get("no_switches", "it does not say"), 200)
+                silent.setdefault(said, {})[node] = None
+            for end in answer["ends"]:
+                if isinstance(end, dict) and isinstance(end.get("interface"), str):
+                    interfaces[node, printable(end.get("adapter", "?"), 64)] = printable(end["interface"], 64)
+        self._notes += [f"the switches of {_some(tuple(nodes))} are unknown: {why}" for why, nodes in silent.items()]
+        return from_lldp(switches, interfaces)
 
     def _is_late(self, deadline: float) -> bool:
         if time.monotonic() <= deadline:
@@ -431,6 +449,10 @@ class Coordinator:
             suspects=tuple(sorted(suspects, key=lambda suspect: -suspect.confidence)),
             notes=(*self._notes, *self._hub.notes()),
         )
+
+
+def _some(nodes: Sequence[str]) -> str:
+    return f"{', '.join(nodes[:5])}{' ...' if len(nodes) > 5 else ''}"
 
 
 def _ranks(keys: Iterable[tuple[int, int]]) -> set[int]:

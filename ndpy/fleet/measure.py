@@ -66,7 +66,7 @@ class WorkerSession(Session):
         arguments.finish()
         info = self._adapter.info
         findings = [finding.to_dict() for finding in diagnose(info.name)]
-        return {"facts": facts(info), "findings": findings}
+        return {"facts": facts(info), "findings": findings, "interface": describe_link(info).physical or ""}
 
     def _counters(self, arguments: Arguments) -> Answer:
         arguments.finish()

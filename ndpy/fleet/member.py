@@ -6,6 +6,7 @@ import contextlib
 import threading
 from typing import Any
 
+from ndpy.fleet import lldp
 from ndpy.fleet.engines.rendezvous import Message
 from ndpy.fleet.measure import TOKEN_SIZE, Worker
 from ndpy.tools.cli.channel import Arguments, BadRequest, Channel, ChannelClosed, ChannelError
@@ -98,7 +99,11 @@ class Member:
             raise
 
     def _examine(self, arguments: Arguments) -> Message:
-        """What the adapters are and say, and where partners reach them. One that does not work has an error."""
+        """What the adapters are and say, and where partners reach them. One that does not work has an error.
+
+        With `lldp`, also what the switches of this machine are called, or why that is unknown.
+        """
+        with_switches = arguments.boolean("lldp")
         arguments.finish()
         ends: list[Message] = []
         for place, name in enumerate(self._adapters):
@@ -107,7 +112,7 @@ class Member:
                 ends.append({"adapter": name, **told, **self._call(place, "listen", 0.0)})
             except (PeerLost, PeerRefused) as error:
                 ends.append({"adapter": name, "error": str(error)})
-        return {"ends": ends}
+        return {"ends": ends, **(_switches() if with_switches else {})}
 
     def _counters(self, arguments: Arguments) -> Message:
         arguments.finish()
@@ -144,3 +149,10 @@ class Member:
             asked["same_machine"] = arguments.boolean("same_machine")
         arguments.finish()
         return asked
+
+
+def _switches() -> Message:
+    try:
+        return {"switches": lldp.ask()}
+    except lldp.LldpError as error:
+        return {"no_switches": str(error)}

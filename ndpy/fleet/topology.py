@@ -1,4 +1,4 @@
-"""Which ends share a leaf, a rail, or another part of the network: from a file, or from what LLDP says.
+"""Which ends share a leaf, a rail, or another part of the network: from a file, or from what `lldp.py` found.
 
 A file is TOML, or Slurm's topology.conf. In TOML each table is a kind of group, and each of its keys a group's name:
 
@@ -18,12 +18,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import itertools
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ndpy.fleet.results import End
 
@@ -255,37 +253,20 @@ def _slurm_lines(text: str) -> Iterator[tuple[int, list[str]]]:
         yield began, joined.split()
 
 
-def from_lldp(answers: Mapping[str, str], interfaces: Mapping[tuple[str, str], str] | None = None) -> Topology:
+def from_lldp(
+    switches: Mapping[str, Mapping[str, str]], interfaces: Mapping[tuple[str, str], str] | None = None
+) -> Topology:
     """The leafs that the nodes' switches announce.
 
     Parameters:
-        answers: of each node, what `lldpctl -f json` printed.
+        switches: of each node, the switch at each network interface: what lldp.switches() found there.
         interfaces: the network interface of (node, adapter). Without it, a node with several leafs is left out.
-
-    Raises:
-        TopologyError: an answer cannot be understood. The message has the node's name.
     """
     groups: dict[tuple[str, str], tuple[str, ...]] = {}
-    for node, answer in answers.items():
-        try:
-            leafs = dict(_neighbours(json.loads(answer)))
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-            raise TopologyError(f"{node}: what lldpctl -f json printed cannot be understood: {error!r:.120}") from None
+    for node, leafs in switches.items():
         if len(set(leafs.values())) == 1:
             groups[node, ""] = (f"leaf {next(iter(leafs.values()))}",)
-        for (owner, adapter), interface in (interfaces or {}).items():
-            if owner == node and interface in leafs:
-                groups[node, adapter] = (f"leaf {leafs[interface]}",)
+    for (node, adapter), interface in (interfaces or {}).items():
+        if interface in switches.get(node, {}):
+            groups[node, adapter] = (f"leaf {switches[node][interface]}",)
     return Topology(groups, "LLDP")
-
-
-def _neighbours(document: Any) -> Iterator[tuple[str, str]]:
-    """(interface, name of the switch). lldpctl prints a single interface as an object, and several as a list of them."""
-    found = document["lldp"].get("interface", {})
-    for each in found if isinstance(found, list) else [found]:
-        for interface, facts in each.items():
-            for name, chassis in facts.get("chassis", {}).items():
-                # A switch without a name stands there with its facts alone, without a name around them.
-                label = chassis["value"] if name == "id" else name
-                yield str(interface), re.sub(r"\s+", "_", str(label))
-                break
