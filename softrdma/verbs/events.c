@@ -1,11 +1,13 @@
 /* Events that a program waits for on a descriptor.
  *
- * An eventfd counts the events of the list. Both change together, under the lock. The descriptor is the eventfd, or the
+ * An eventfd counts the events of the list. Both change together, under the lock. The event that ends a wait of the
+ * thread that puts it needs neither. The descriptor is the eventfd, or the
  * epoll of a loop (driving.h). A program may wait for it with poll() or sleep in event_take(). O_NONBLOCK prevents
  * that. After a signal, event_take() goes on if all handlers have SA_RESTART, as a read() of the descriptor would.
  *
- * A handler may leave event_take() by siglongjmp(), as it may leave a read(). So signals are off but for the sleep,
- * during which the thread has nothing that others need.
+ * A handler may leave a wait in event_take() by siglongjmp(), as it may leave a read(). So signals are off but for the
+ * sleep, during which the thread has nothing that others need. They stay on if the descriptor did not block the last
+ * time: then nothing waits.
  */
 #include "soft.h"
 #include "driving.h"
@@ -25,6 +27,9 @@
 #ifndef RWF_NOWAIT
 #define RWF_NOWAIT 8
 #endif
+
+/* What this thread has put while it drove for the queue that it takes from. It is not in the list, and has no count. */
+static _Thread_local struct event *own;
 
 /* The list begins with this node, which is no event. */
 struct head {
@@ -92,11 +97,15 @@ void event_put(struct event_queue *queue, struct event *event)
 
     event->next = NULL;
     pthread_mutex_lock(&queue->lock);
-    *queue->last = event;
-    queue->last = &event->next;
-    /* The counter has room for more events than memory has. */
-    while (write(queue->count, &one, sizeof one) < 0 && errno == EINTR)
-        ;
+    if (own == NULL && driving_for(queue->count) && head_of(queue)->event.next == NULL) {
+        own = event;
+    } else {
+        *queue->last = event;
+        queue->last = &event->next;
+        /* The counter has room for more events than memory has. */
+        while (write(queue->count, &one, sizeof one) < 0 && errno == EINTR)
+            ;
+    }
     pthread_mutex_unlock(&queue->lock);
     cancel_as(cancel);
 }
@@ -132,6 +141,15 @@ static struct event *take_first(struct event_queue *queue)
     return event;
 }
 
+/* After this thread has driven. */
+static struct event *take_driven(struct event_queue *queue)
+{
+    struct event *event = own;
+
+    own = NULL;
+    return event != NULL ? event : take_first(queue);
+}
+
 /* Whether a read() would go on after any signal that the program handles. */
 static bool signals_restart(void)
 {
@@ -153,44 +171,56 @@ static bool sleep_for(int descriptor, const sigset_t *signals)
     return ppoll(&state, 1, NULL, signals) >= 0;
 }
 
-/* Called with signals off. */
-static struct event *take(struct event_queue *queue, const sigset_t *signals)
+/* Without a sleep. `*sleeps`: there is no event, and the program wants to wait. */
+static struct event *take_now(struct event_queue *queue, bool *sleeps)
 {
     struct event *event = take_first(queue);
     int flags = event == NULL ? fcntl(queue->fd, F_GETFL) : 0;
 
-    if (flags < 0)
-        return NULL;
-    if (event == NULL && queue->drives && (flags & O_NONBLOCK) != 0) {
+    *sleeps = event == NULL && flags >= 0 && (flags & O_NONBLOCK) == 0;
+    if (event != NULL || flags < 0 || *sleeps)
+        return event;
+    if (queue->drives) {
         loop_drive(&queue->loop);
-        event = take_first(queue);
-    } else if (event == NULL && queue->drives) {
+        event = take_driven(queue);
+    }
+    return event != NULL ? event : soft_null(EAGAIN);
+}
+
+static struct event *take_or_sleep(struct event_queue *queue)
+{
+    sigset_t signals;
+    bool sleeps;
+
+    signals_off(&signals);
+    struct event *event = take_now(queue, &sleeps);
+    if (sleeps && queue->drives)
         loop_blocks(&queue->loop);
-    }
-    while (event == NULL) {
-        if ((flags & O_NONBLOCK) != 0)
-            return soft_null(EAGAIN);
-        if (!(queue->drives ? workers_drive_until : sleep_for)(queue->count, signals) &&
+    while (sleeps && event == NULL) {
+        if (!(queue->drives ? workers_drive_until : sleep_for)(queue->count, &signals) &&
             (errno != EINTR || !signals_restart()))
-            return NULL;
-        event = take_first(queue);
+            break;
+        event = take_driven(queue);
     }
+    int error = errno;
+    pthread_sigmask(SIG_SETMASK, &signals, NULL);
+    errno = error;
     return event;
 }
 
 struct event *event_take(struct event_queue *queue)
 {
-    sigset_t signals;
+    struct event *event = NULL;
 
     if (is_parents(queue))
         return soft_null(EIO);
-    signals_off(&signals);
-    struct event *event = take(queue, &signals);
-    int error = errno;
+    bool sleeps = !queue->drives || !queue->loop.nonblocking;
+    if (!sleeps)
+        event = take_now(queue, &sleeps);
+    if (sleeps)
+        event = take_or_sleep(queue);
     if (event != NULL && queue->drives)
         loop_wakes(&queue->loop);
-    pthread_sigmask(SIG_SETMASK, &signals, NULL);
-    errno = error;
     return event;
 }
 

@@ -69,7 +69,8 @@ static _Thread_local struct {
     uint32_t spins, sleeps;
     bool sleeps_soon; /* it has asked for an event, and not looked in vain since */
     bool in_loop;     /* it is in loop_drive() */
-} self;
+    int drives_for;   /* it handles what comes until this descriptor is readable */
+} self = {.drives_for = NO_SOCKET};
 
 static uint64_t now_ns(void)
 {
@@ -88,6 +89,11 @@ void signals_off(sigset_t *before)
     for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
         sigdelset(&blocked, own[i]);
     pthread_sigmask(SIG_BLOCK, &blocked, before);
+}
+
+bool driving_for(int descriptor)
+{
+    return self.drives_for == descriptor;
 }
 
 /* ---- Bytes that wait for others ---- */
@@ -337,9 +343,11 @@ bool workers_drive_until(int descriptor, const sigset_t *signals)
     for (unsigned i = 1; i < count; i++)
         workers_ready += ready > 0 && states[i].revents != 0;
     if (workers_ready > 0 && begin_to_drive()) {
+        self.drives_for = descriptor;
         for (unsigned i = 1; i < count; i++)
             if (states[i].revents != 0)
                 worker_handle(&workers[i - 1]);
+        self.drives_for = NO_SOCKET;
         end_driving();
         self.sleeps = self.sleeps < SLEEPS ? self.sleeps + 1 : SLEEPS;
     } else if (workers_ready > 0) {
@@ -363,7 +371,7 @@ static bool add(int epoll, int descriptor)
 
 int loop_open(struct loop *loop, int event)
 {
-    *loop = (struct loop){.epoll = NO_SOCKET};
+    *loop = (struct loop){.epoll = NO_SOCKET, .event = event};
     lock_start(&loop->lock);
     if (atomic_fetch_add(&loops, 1) < MOST_LOOPS)
         loop->epoll = epoll_create1(EPOLL_CLOEXEC);
@@ -459,8 +467,10 @@ void loop_drive(struct loop *loop)
         lock_release(&loop->lock);
     }
     self.in_loop = loop->joined;
+    self.drives_for = loop->event;
     drive(!self.in_loop);
     self.in_loop = false;
+    self.drives_for = NO_SOCKET;
     cancel_as(cancel);
 }
 

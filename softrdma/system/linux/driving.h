@@ -36,13 +36,17 @@ void workers_sleep_soon(void);
  * signals_off(), and `signals` are those that it blocks while it sleeps. */
 bool workers_drive_until(int descriptor, const sigset_t *signals);
 
+/* Whether this thread is in workers_drive_until() or loop_drive() for this descriptor, and not asleep. It learns of
+ * what it does itself without the descriptor. */
+bool driving_for(int descriptor);
+
 /* A descriptor for a program that waits for many in one poll() or epoll_wait(). It is readable when `event` is. A
  * program that has come soon each of the last times is believed: as long as it sleeps the gates are shut, and the
  * descriptor is readable when a socket is. So a socket wakes the program's thread itself, which works for all in
  * loop_drive(). It is believed no more when it comes late, or when it was woken for nothing again and again. */
 struct loop {
     struct lock lock;
-    int epoll;
+    int epoll, event;
     _Atomic bool nonblocking; /* the program does not sleep in the library */
     _Atomic uint64_t since;   /* when it went to sleep, ns; 0: it has come since */
     uint32_t comes, vain;     /* how often in a row it came soon, and for nothing */

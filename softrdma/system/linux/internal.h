@@ -57,12 +57,13 @@ struct direction {
     int handle; /* NO_SOCKET: no operation may start */
     struct io *io;
     bool connects;
-    bool empty;      /* the last receive took everything, and no edge came since */
-    bool ended;      /* the peer's FIN or an error is there or was: `empty` says nothing */
-    bool holds;      /* bytes were sent that wait for others */
-    bool alone;      /* the last that a worker sent was something that others might have followed soon */
-    uint8_t answers; /* how often the program sent something after that, in a row */
-    bool listed;     /* in the list of those that may hold bytes; see driving_hold() */
+    bool empty;        /* the last receive took everything, and no edge came since */
+    bool ended;        /* the peer's FIN or an error is there or was: `empty` says nothing */
+    bool holds;        /* bytes were sent that wait for others */
+    bool alone;        /* the last that a worker sent was something that others might have followed soon */
+    uint8_t answers;   /* how often the program sent something after that, in a row */
+    uint64_t holds_ms; /* since when */
+    bool listed;       /* in the list of those that may hold bytes; see driving_hold() */
 };
 
 /* The part of a socket that the worker knows. Channels are reused, but only by sockets of the same worker, and freed

@@ -24,6 +24,8 @@
 
 /* So many answers in a row show that the program answers messages. */
 #define ANSWERS 8
+/* An answer that has not come within this time has to be shown anew. */
+#define SOON_MS 1
 
 static nd_status status_of(int error)
 {
@@ -398,6 +400,8 @@ enum io_result socket_send(struct socket *socket, struct io *io, const void *dat
     int result = out->handle == NO_SOCKET ? ECANCELED : try_send(out, data, size, more, sent);
     /* What is not held back takes along what was. */
     out->holds = more && result == 0;
+    if (out->holds)
+        out->holds_ms = now_ms();
     if (out->holds && !out->listed) {
         out->listed = true;
         driving_hold(socket->channel);
@@ -447,7 +451,9 @@ void channel_push(struct channel *channel)
     lock_acquire(&out->lock);
     if (out->holds && out->handle != NO_SOCKET) {
         set_option(out->handle, IPPROTO_TCP, TCP_NODELAY);
-        out->answers = 0;
+        /* If they wait since just now, the answer may be on its way. */
+        if (now_ms() - out->holds_ms > SOON_MS)
+            out->answers = 0;
     }
     out->holds = out->listed = false;
     lock_release(&out->lock);

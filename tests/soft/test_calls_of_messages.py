@@ -1,0 +1,54 @@
+"""How many system calls a message costs on soft0. softrdma/verbs/README.md has the table.
+
+The numbers are those of a program whose own thread does the work. On a busy machine the library's threads come first now
+and then, which costs more: a mode is tried several times then.
+"""
+
+from __future__ import annotations
+
+import pytest
+from c_programs import number, run
+
+TRIES = 5
+
+
+def counted(mode: str, call: str, least: float) -> str:
+    """What the program counted, when its own thread made at least so many of these calls for a message."""
+    for _ in range(TRIES):
+        output = run("calls", mode)
+        if number(call, output) >= least:
+            return output
+    pytest.skip(f"the machine is busy: {number(call, output)} calls of {call} in place of {least}")
+
+
+def test_a_loop_of_the_program_learns_of_its_own_work_without_a_descriptor():
+    output = counted("loop", "fcntl", 1.8)
+    # Its second event is raised when it asks for the next one before it has polled.
+    assert number("write", output) < 1.3
+    assert number("preadv2", output) < 1.3
+    # Nothing waits in the library, so signals stay as they are.
+    assert number("rt_sigprocmask", output) < 0.2
+    assert number("send", output) < 2.1
+    assert number("recv", output) < 1.3
+
+
+def test_a_program_that_sleeps_in_the_library_is_not_told_by_a_descriptor_either():
+    output = counted("asleep", "ppoll", 0.6)
+    assert number("write", output) < 1.5
+    assert number("preadv2", output) < 1.5
+    assert number("send", output) < 2.1
+    assert number("recv", output) < 1.5
+
+
+def test_a_program_that_looks_for_completions_uses_no_event():
+    output = run("calls", "polled")
+    for call in ("write", "preadv2", "rt_sigprocmask", "fcntl", "ppoll"):
+        assert number(call, output) < 0.1
+    assert number("send", output) < 2.1
+
+
+def test_a_stream_of_64_kib_writes_costs_one_send_each():
+    output = run("calls", "stream")
+    assert number("send", output) < 1.1
+    assert number("recv", output) < 1.1
+    assert number("write", output) < 0.1
