@@ -140,7 +140,7 @@ static struct ibv_comp_channel *stand_in_ibv_create_comp_channel(unsigned librar
         return null_with(error);
     struct ibv_comp_channel *channel = REAL(library, ibv_create_comp_channel)(ibv);
     if (channel != NULL) {
-        live[LIVE_CHANNEL]++;
+        live_change(LIVE_CHANNEL, 1);
         lock();
         if (context_of(library, ibv) != NULL)
             channel_of(channel);
@@ -157,7 +157,7 @@ static int stand_in_ibv_destroy_comp_channel(unsigned library, struct ibv_comp_c
         channel_forget(channel);
     unlock();
     int error = REAL(library, ibv_destroy_comp_channel)(ibv);
-    live[LIVE_CHANNEL] -= error == 0;
+    live_change(LIVE_CHANNEL, -(error == 0));
     return error;
 }
 
@@ -216,7 +216,7 @@ static struct ibv_pd *stand_in_ibv_alloc_pd(unsigned library, struct ibv_context
     int error = call_fault(PLACE_CALL_ALLOC_PD, NULL, (uint64_t)live[LIVE_PD]);
 
     struct ibv_pd *pd = error == 0 ? REAL(library, ibv_alloc_pd)(ibv) : null_with(error);
-    live[LIVE_PD] += pd != NULL;
+    live_change(LIVE_PD, pd != NULL);
     return pd;
 }
 
@@ -224,7 +224,7 @@ static int stand_in_ibv_dealloc_pd(unsigned library, struct ibv_pd *pd)
 {
     int error = REAL(library, ibv_dealloc_pd)(pd);
 
-    live[LIVE_PD] -= error == 0;
+    live_change(LIVE_PD, -(error == 0));
     return error;
 }
 
@@ -234,7 +234,7 @@ static int stand_in_ibv_dealloc_pd(unsigned library, struct ibv_pd *pd)
         int error = call_fault(PLACE_CALL_REG_MR, NULL, (uint64_t)live[LIVE_MR]);             \
                                                                                               \
         struct ibv_mr *mr = error == 0 ? REAL(library, name)(__VA_ARGS__) : null_with(error); \
-        live[LIVE_MR] += mr != NULL;                                                          \
+        live_change(LIVE_MR, mr != NULL);                                                     \
         return mr;                                                                            \
     }
 REGISTER(ibv_reg_mr, (unsigned library, struct ibv_pd *pd, void *address, size_t length, int access), pd, address,
@@ -256,7 +256,7 @@ static int stand_in_ibv_dereg_mr(unsigned library, struct ibv_mr *mr)
     if (error != 0)
         return errno = error;
     error = REAL(library, ibv_dereg_mr)(mr);
-    live[LIVE_MR] -= error == 0;
+    live_change(LIVE_MR, -(error == 0));
     return error;
 }
 
@@ -265,7 +265,7 @@ static struct ibv_ah *stand_in_ibv_create_ah(unsigned library, struct ibv_pd *pd
     int error = call_fault(PLACE_CALL_CREATE_AH, NULL, (uint64_t)live[LIVE_AH]);
 
     struct ibv_ah *ah = error == 0 ? REAL(library, ibv_create_ah)(pd, attributes) : null_with(error);
-    live[LIVE_AH] += ah != NULL;
+    live_change(LIVE_AH, ah != NULL);
     return ah;
 }
 
@@ -273,7 +273,7 @@ static int stand_in_ibv_destroy_ah(unsigned library, struct ibv_ah *ah)
 {
     int error = REAL(library, ibv_destroy_ah)(ah);
 
-    live[LIVE_AH] -= error == 0;
+    live_change(LIVE_AH, -(error == 0));
     return error;
 }
 
@@ -291,7 +291,7 @@ static struct ibv_cq *stand_in_ibv_create_cq(unsigned library, struct ibv_contex
     struct ibv_cq *cq = REAL(library, ibv_create_cq)(ibv, cqe, cq_context, real, vector);
     creation_end(ibv, channel, &copy, cq);
     if (cq != NULL) {
-        live[LIVE_CQ]++;
+        live_change(LIVE_CQ, 1);
         lock();
         cq_of(cq);
         unlock();
@@ -342,7 +342,7 @@ static int stand_in_ibv_destroy_cq(unsigned library, struct ibv_cq *ibv)
     if (used)
         return errno = EBUSY;
     int error = REAL(library, ibv_destroy_cq)(ibv);
-    live[LIVE_CQ] -= error == 0;
+    live_change(LIVE_CQ, -(error == 0));
     return error;
 }
 
@@ -357,7 +357,7 @@ static struct ibv_srq *stand_in_ibv_create_srq(unsigned library, struct ibv_pd *
     creation_begin(pd->context, NULL, NULL);
     struct ibv_srq *srq = REAL(library, ibv_create_srq)(pd, attributes);
     creation_end(pd->context, NULL, NULL, NULL);
-    live[LIVE_SRQ] += srq != NULL;
+    live_change(LIVE_SRQ, srq != NULL);
     return srq;
 }
 
@@ -365,7 +365,7 @@ static int stand_in_ibv_destroy_srq(unsigned library, struct ibv_srq *srq)
 {
     int error = REAL(library, ibv_destroy_srq)(srq);
 
-    live[LIVE_SRQ] -= error == 0;
+    live_change(LIVE_SRQ, -(error == 0));
     return error;
 }
 
@@ -380,7 +380,7 @@ static struct ibv_qp *stand_in_ibv_create_qp(unsigned library, struct ibv_pd *pd
     struct ibv_qp *qp = REAL(library, ibv_create_qp)(pd, attributes);
     creation_end(pd->context, NULL, NULL, NULL);
     if (qp != NULL) {
-        live[LIVE_QP]++;
+        live_change(LIVE_QP, 1);
         lock();
         qp_made(qp, attributes->sq_sig_all);
         unlock();
@@ -451,7 +451,7 @@ static int stand_in_ibv_destroy_qp(unsigned library, struct ibv_qp *ibv)
     qp_destroyed(ibv);
     unlock();
     int error = REAL(library, ibv_destroy_qp)(ibv);
-    live[LIVE_QP] -= error == 0;
+    live_change(LIVE_QP, -(error == 0));
     return error;
 }
 

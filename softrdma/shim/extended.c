@@ -36,7 +36,7 @@ static struct ibv_cq_ex *create_cq_ex(struct ibv_context *ibv, struct ibv_cq_ini
     struct ibv_cq_ex *ex = context.create_cq_ex(ibv, &wanted);
     creation_end(ibv, attributes->channel, &copy, (struct ibv_cq *)ex);
     if (ex != NULL) {
-        live[LIVE_CQ]++;
+        live_change(LIVE_CQ, 1);
         lock();
         struct cq *cq = cq_of((struct ibv_cq *)ex);
         if (cq != NULL)
@@ -58,7 +58,7 @@ static struct ibv_qp *create_qp_ex(struct ibv_context *ibv, struct ibv_qp_init_a
     struct ibv_qp *made = context.create_qp_ex(ibv, attributes);
     creation_end(ibv, NULL, NULL, NULL);
     if (made != NULL) {
-        live[LIVE_QP]++;
+        live_change(LIVE_QP, 1);
         lock();
         struct qp *qp = qp_made(made, attributes->sq_sig_all);
         if (qp != NULL && (attributes->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0)
@@ -79,7 +79,7 @@ static struct ibv_srq *create_srq_ex(struct ibv_context *ibv, struct ibv_srq_ini
     creation_begin(ibv, NULL, NULL);
     struct ibv_srq *srq = context.create_srq_ex(ibv, attributes);
     creation_end(ibv, NULL, NULL, NULL);
-    live[LIVE_SRQ] += srq != NULL;
+    live_change(LIVE_SRQ, srq != NULL);
     return srq;
 }
 
@@ -110,7 +110,7 @@ static struct ibv_mr *reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t o
         return NULL;
     }
     struct ibv_mr *mr = context.reg_dm_mr(pd, dm, offset, length, access);
-    live[LIVE_MR] += mr != NULL;
+    live_change(LIVE_MR, mr != NULL);
     return mr;
 }
 
@@ -123,7 +123,7 @@ static struct ibv_mr *alloc_null_mr(struct ibv_pd *pd)
         return NULL;
     }
     struct ibv_mr *mr = context.alloc_null_mr(pd);
-    live[LIVE_MR] += mr != NULL;
+    live_change(LIVE_MR, mr != NULL);
     return mr;
 }
 

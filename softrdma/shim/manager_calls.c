@@ -12,7 +12,7 @@ static struct rdma_event_channel *stand_in_rdma_create_event_channel(unsigned li
     inside++;
     struct rdma_event_channel *channel = REAL(library, rdma_create_event_channel)();
     inside--;
-    live[LIVE_EVENT_CHANNEL] += channel != NULL;
+    live_change(LIVE_EVENT_CHANNEL, channel != NULL);
     return channel;
 }
 
@@ -20,7 +20,7 @@ static void stand_in_rdma_destroy_event_channel(unsigned library, struct rdma_ev
 {
     connections_of_channel_end(library, channel);
     REAL(library, rdma_destroy_event_channel)(channel);
-    live[LIVE_EVENT_CHANNEL]--;
+    live_change(LIVE_EVENT_CHANNEL, -1);
 }
 
 #define INSIDE(call)         \
@@ -55,7 +55,7 @@ static int stand_in_rdma_create_id(unsigned library, struct rdma_event_channel *
     int result = INSIDE(REAL(library, rdma_create_id)(channel, id, context, space));
     if (result == 0)
         note_id(library, *id, channel == NULL);
-    live[LIVE_ID] += result == 0;
+    live_change(LIVE_ID, result == 0);
     return result;
 }
 
@@ -87,18 +87,11 @@ static void take_of_id(unsigned library, struct rdma_cm_id *id)
     unlock();
 }
 
-/* The queue pair that a call has made, if it has. librdmacm makes one by ibv_create_qp(), which counts it. */
-static void created_qp(unsigned library, struct rdma_cm_id *id, int64_t before)
+/* The queue pair that a call of librdmacm has made, if it has. */
+static void created_qp(unsigned library, struct rdma_cm_id *id)
 {
     take_of_id(library, id);
-    if (id->qp != NULL && live[LIVE_QP] == before)
-        live[LIVE_QP]++;
-}
-
-static void destroyed_qp(bool had_one, int64_t before)
-{
-    if (had_one && live[LIVE_QP] == before)
-        live[LIVE_QP]--;
+    live_change(LIVE_QP, id->qp != NULL);
 }
 
 static int stand_in_rdma_destroy_id(unsigned library, struct rdma_cm_id *id)
@@ -106,7 +99,7 @@ static int stand_in_rdma_destroy_id(unsigned library, struct rdma_cm_id *id)
     forget_id(id);
     int result = INSIDE(REAL(library, rdma_destroy_id)(id));
 
-    live[LIVE_ID] -= result == 0;
+    live_change(LIVE_ID, -(result == 0));
     return result;
 }
 
@@ -117,28 +110,26 @@ static int stand_in_rdma_create_ep(unsigned library, struct rdma_cm_id **id, str
 
     if (error != 0)
         return minus_with(error);
-    int64_t before = live[LIVE_QP];
     int result = INSIDE(REAL(library, rdma_create_ep)(id, info, pd, attributes));
     if (result == 0) {
         note_id(library, *id, true);
-        created_qp(library, *id, before);
+        created_qp(library, *id);
     }
-    live[LIVE_ID] += result == 0;
+    live_change(LIVE_ID, result == 0);
     return result;
 }
 
 static void stand_in_rdma_destroy_ep(unsigned library, struct rdma_cm_id *id)
 {
-    int64_t before = live[LIVE_QP];
-    bool has_one = id->qp != NULL;
+    int has_one = id->qp != NULL;
 
     forget_of_id(id);
     forget_id(id);
     inside++;
     REAL(library, rdma_destroy_ep)(id);
     inside--;
-    destroyed_qp(has_one, before);
-    live[LIVE_ID]--;
+    live_change(LIVE_QP, -has_one);
+    live_change(LIVE_ID, -1);
 }
 
 static void connection_parameters(struct rdma_cm_id *id, const struct rdma_conn_param *parameters)
@@ -188,12 +179,11 @@ static int stand_in_rdma_get_request(unsigned library, struct rdma_cm_id *listen
 
     if (error != 0)
         return minus_with(error);
-    int64_t before = live[LIVE_QP];
     int result = INSIDE(REAL(library, rdma_get_request)(listener, id));
     if (result == 0) {
         note_id(library, *id, true);
-        created_qp(library, *id, before);
-        live[LIVE_ID]++;
+        created_qp(library, *id);
+        live_change(LIVE_ID, 1);
     }
     return result;
 }
@@ -243,10 +233,9 @@ static int stand_in_rdma_create_qp(unsigned library, struct rdma_cm_id *id, stru
     if (error != 0)
         return minus_with(error);
     take_of_id(library, id);
-    int64_t before = live[LIVE_QP];
     int result = INSIDE(REAL(library, rdma_create_qp)(id, pd, attributes));
     if (result == 0)
-        created_qp(library, id, before);
+        created_qp(library, id);
     return result;
 }
 
@@ -257,23 +246,21 @@ static int stand_in_rdma_create_qp_ex(unsigned library, struct rdma_cm_id *id, s
     if (error != 0)
         return minus_with(error);
     take_of_id(library, id);
-    int64_t before = live[LIVE_QP];
     int result = INSIDE(REAL(library, rdma_create_qp_ex)(id, attributes));
     if (result == 0)
-        created_qp(library, id, before);
+        created_qp(library, id);
     return result;
 }
 
 static void stand_in_rdma_destroy_qp(unsigned library, struct rdma_cm_id *id)
 {
-    int64_t before = live[LIVE_QP];
-    bool has_one = id->qp != NULL;
+    int has_one = id->qp != NULL;
 
     forget_of_id(id);
     inside++;
     REAL(library, rdma_destroy_qp)(id);
     inside--;
-    destroyed_qp(has_one, before);
+    live_change(LIVE_QP, -has_one);
 }
 
 static int stand_in_rdma_disconnect(unsigned library, struct rdma_cm_id *id)
@@ -307,7 +294,7 @@ static int stand_in_rdma_get_cm_event(unsigned library, struct rdma_event_channe
     *event = given;
     if (given->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
         note_id(library, given->id, false);
-        live[LIVE_ID]++;
+        live_change(LIVE_ID, 1);
     }
     take_of_id(library, given->id);
     if (given->event == RDMA_CM_EVENT_ESTABLISHED)

@@ -315,7 +315,7 @@ static struct ibv_mw *alloc_mw(unsigned library, struct ibv_pd *pd, enum ibv_mw_
     __typeof__(context->ops.alloc_mw) real = context != NULL ? context->ops.alloc_mw : NULL;
     unlock();
     struct ibv_mw *mw = real != NULL ? real(pd, type) : NULL;
-    live[LIVE_MW] += mw != NULL;
+    live_change(LIVE_MW, mw != NULL);
     return mw;
 }
 
@@ -326,7 +326,7 @@ static int dealloc_mw(unsigned library, struct ibv_mw *mw)
     __typeof__(context->ops.dealloc_mw) real = context != NULL ? context->ops.dealloc_mw : NULL;
     unlock();
     int error = real != NULL ? real(mw) : ENOMEM;
-    live[LIVE_MW] -= error == 0;
+    live_change(LIVE_MW, -(error == 0));
     return error;
 }
 

@@ -228,7 +228,8 @@ enum live {
     LIVE_EVENT_CHANNEL,
     LIVE_KINDS
 };
-extern _Atomic int64_t live[LIVE_KINDS];
+extern _Atomic int64_t live[LIVE_KINDS]; /* of the program */
+void live_change(enum live kind, int change);
 
 /* requests.c. With the lock. */
 struct record *record_new(void);

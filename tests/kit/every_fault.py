@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Collection, Iterator
 
 from ndpy.faults import Fault, kinds
 from ndpy.faults.kinds import Data, Number
@@ -26,3 +27,16 @@ def every_fault() -> Iterator[Fault]:
             yield from (Fault(kind.do, **(given | {"call": call.name})) for call in calls)
         else:
             yield Fault(kind.do, **given)
+
+
+def limits(without: Collection[str]) -> Iterator[tuple[Fault, str]]:
+    """For each call that makes objects, so few of these that each_call.c has one too many, and what it prints then.
+
+    without: names of calls that are left out.
+    """
+    # It has made two queue pairs by ibv_create_qp(3) before, and a client's request has an identifier, too.
+    later = {"rdma_create_qp": (2, 1), "rdma_create_id": (3, 3)}
+    for call in kinds.CALLS:
+        if call.limited and call.name not in without:
+            limit, count = later.get(call.name, (1, 2))
+            yield Fault("limit", call=call.name, limit=limit), f"{call.name} {count} {errno.ENOMEM}"

@@ -6,8 +6,9 @@ import errno
 
 import pytest
 from c_programs import run
+from kit.every_fault import limits
 from kit.helpers import sample
-from test_engine_faults import play
+from test_engine_faults import FLUSHED, OK, STATUSES, codes, play
 
 from ndpy.faults import kinds
 from ndpy.faults.injection import Injection
@@ -82,16 +83,12 @@ def test_every_call_can_fail_and_be_slow(executor):
 
 @pytest.mark.parametrize("executor", kinds.HERE)
 def test_what_can_be_limited_is(executor):
-    """Two queue pairs are made by ibv_create_qp(3). Of the identifiers one is that of a request of a client."""
-    later = {"rdma_create_qp": (2, 1), "rdma_create_id": (3, 3)}
     # soft0 has no address handles.
-    for call in [call for call in CALLS if call.limited and call.name != "create_ah"]:
-        limit, count = later.get(call.name, (1, 2))
-        fault = Fault("limit", call=call.name, limit=limit)
+    for fault, line in limits(without=["create_ah"]):
         with Injection(Scenario([fault]), executor) as injection:
             text = run("each_call", "soft0", "127.0.0.1", **injection.environment({}))
             injection.report().check()
-        assert f"{call.name} {count} {errno.ENOMEM}" in text.splitlines(), fault
+        assert line in text.splitlines(), fault
 
 
 @pytest.mark.parametrize("executor", kinds.HERE)
@@ -110,3 +107,33 @@ def test_the_events_of_an_adapter(tmp_path, executor):
     with Injection(Scenario([]), executor) as injection:
         seen = play([("events", faults) for faults in wanted], tmp_path, injection.environment())
     assert {faults: each.get("events", each) for faults, each in zip(wanted, seen, strict=True)} == wanted
+
+
+#: The names of engine_conversations.py.
+CONVERSATIONS = {"send": "send", "write": "write", "read": "read", "bind_window": "bind", "invalidate": "invalidate"}
+ALONE = ("bind_window", "invalidate")
+NUMBERS = {**STATUSES, "BAD_RESP_ERR": 7, "LOC_ACCESS_ERR": 8}
+
+
+@pytest.mark.parametrize("executor", kinds.HERE)
+def test_every_status(tmp_path, executor):
+    """Of soft0's operations. The requests before have succeeded, and those behind are flushed."""
+    failures = [
+        (operation, status.name)
+        for status in kinds.STATUSES
+        for operation in status.operations
+        if executor in status.executors and operation in [*CONVERSATIONS, "receive"]
+    ]
+    cases = [
+        (
+            CONVERSATIONS.get(operation, operation),
+            (f"at=request operation={operation} nth={1 if operation in ALONE else 2} do=status status={status}",),
+        )
+        for operation, status in failures
+    ]
+    with Injection(Scenario([]), executor) as injection:
+        seen = play(cases, tmp_path, injection.environment())
+    for (operation, status), each in zip(failures, seen, strict=True):
+        found = codes(each["server" if operation == "receive" else "client"])
+        expected = [OK, NUMBERS[status], *[FLUSHED] * (4 if operation == "receive" else 3)]
+        assert found == (expected[1:2] if operation in ALONE else expected), (operation, status)
