@@ -130,6 +130,28 @@ def test_a_slow_rank_is_named(ranks, tmp_path):
     assert run.report()["drain"] == ["n2"]
 
 
+def test_no_round_begins_after_the_budget(ranks):
+    run = ranks(2)
+    other = run.start(1)
+    first = run.first("--rounds", 10_000, "--budget", "1s").succeed(PROGRAM_DEADLINE_S)
+    assert other.succeed(PROGRAM_DEADLINE_S).err == ""
+    report = run.report()
+    assert f"note: the budget of 1 s ended the run after {report['rounds']} rounds" in first.out
+    assert 0 < report["rounds"] < 100
+
+
+def test_ctrl_c_writes_what_was_found_and_ends_all(ranks):
+    run = ranks(3)
+    others = [run.start(rank) for rank in range(1, 3)]
+    first = run.first("--rounds", 10_000)
+    first.wait_for("round 1:", PROGRAM_DEADLINE_S, stream="err")
+    first.popen.send_signal(signal.SIGINT)
+    assert first.finish(PROGRAM_DEADLINE_S).status == 130
+    assert run.report()["measurements"]
+    for other in others:
+        assert other.succeed(PROGRAM_DEADLINE_S).err == ""
+
+
 def test_a_rank_of_another_version_is_named(ranks):
     run = ranks(3)
     run.start(1)
