@@ -127,6 +127,8 @@ class MemoryRegion(_core.MemoryRegion, AdapterObject, RegionSteps):
     _release_order = 50
     #: Whether a device has its memory.
     _is_on_device = False
+    #: Whether windows can be bound to it.
+    _has_windows = True
     #: Whether something keeps memory in place that was given as (address, length).
     _is_kept = False
 

@@ -224,6 +224,7 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
         """Register memory of a device, such as a GPU, that its driver exports as a dma-buf.
 
         The region's buffer is None. Its elements cannot be sent with Flags.INLINE, for which the processor reads them.
+        No window can be bound to it. With remote rights, its remote() lets every peer use it.
 
         Parameters:
             fd: a descriptor of the dma-buf. The caller may close it afterwards.

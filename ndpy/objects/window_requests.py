@@ -109,6 +109,11 @@ def bind(
         raise errors.AccessViolationError(
             "a window that lets the peer write needs a region with Access.LOCAL_WRITE", operation="bind"
         )
+    if not region._has_windows:
+        raise errors.AccessViolationError(
+            "a region of a dma-buf has no windows; register it with remote rights, and give the peer region.remote()",
+            operation="bind",
+        )
     # Neither can be closed meanwhile.
     with window._lifetime, region._lifetime:
         window._check()

@@ -7,7 +7,6 @@ import errno
 import mmap
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -101,6 +100,14 @@ def test_one_device_writes_to_another_and_pieces_are_gathered_and_scattered(pair
     client.queue_pair.read(region[0:middle], expose(keep, server, other))
     succeed(client.cq)
     assert bytes(device.view[:middle]) == bytes(device.view[middle:])
+
+
+def test_memory_of_a_device_that_is_a_dma_buf_has_no_windows(window_pair, keep, cuda, unmappable):
+    cuda.settings.unmappable = unmappable
+    region = keep(window_pair.adapter.register(array(cuda)))
+    window = keep(window_pair.adapter.create_memory_window())
+    with pytest.raises(ndpy.AccessViolationError, match="a region of a dma-buf has no windows"):
+        window_pair.server.queue_pair.bind(window, region[0:64])
 
 
 def test_a_window_reaches_memory_of_a_device(window_pair, keep, cuda):
@@ -290,25 +297,48 @@ def test_a_region_is_not_moved_to_memory_of_a_device_or_away_from_it(pair, keep,
     assert bytes(device.view) == PATTERN
 
 
-def test_deregistering_waits_for_a_copy_that_is_under_way(pair, keep, device):
-    client, server = pair
-    region = pair.adapter.register(array(device), EVERY_RIGHT)
-    host = memory(keep, pair.adapter, PATTERN)
-    remote = expose(keep, server, region)
-    device.settings.wait_ms = 300
-    # The copies are made by whoever works for the connection: this thread, or one of the library.
-    poller = threading.Thread(target=lambda: take(client.cq))
-    client.queue_pair.write(host, remote, context=4)
-    poller.start()
-    wait_until(lambda: device.seen.waits, "a copy that is under way")
-    region.close()
-    assert (device.seen.waits, device.seen.streams) == (0, 0)
-    copies = device.seen.writes
-    device.settings.wait_ms = 0
-    poller.join(DEADLINE_S)
-    assert not poller.is_alive()
-    assert device.seen.writes == copies
-    server.connector.wait_disconnected(DEADLINE_S)
+WRITER = """
+import asyncio, sys, ndpy
+from ndpy import aio
+
+async def main():
+    async with aio.connect((sys.argv[1], int(sys.argv[2])), adapter=sys.argv[3]) as connection:
+        remote = ndpy.RemoteMemory.from_bytes(await connection.receive())
+        try:
+            while True:
+                await connection.write(remote, bytes(remote.length))
+        except (ndpy.NdpyError, ConnectionError):
+            pass
+
+asyncio.run(main())
+"""
+
+
+async def test_deregistering_waits_for_a_copy_that_is_under_way(adapter, device):
+    region = adapter.register(array(device), EVERY_RIGHT)
+    done = asyncio.get_running_loop().create_future()
+
+    async def serve(connection):
+        await connection.send(region.remote().to_bytes())
+        device.settings.wait_ms = 300
+        # The loop stands still meanwhile, so a thread of the library copies.
+        wait_until(lambda: device.seen.waits, "a copy that is under way")
+        region.close()
+        done.set_result((device.seen.waits, device.seen.streams, device.seen.writes))
+        device.settings.wait_ms = 0
+
+    async with aio.serve((adapter.info.addresses[0], 0), serve, adapter=adapter) as server:
+        command = [sys.executable, "-c", WRITER, *server.address[:2], adapter.info.name]
+        peer = await asyncio.create_subprocess_exec(*(str(part) for part in command))
+        try:
+            waits, streams, writes = await asyncio.wait_for(done, 3 * DEADLINE_S)
+            assert await asyncio.wait_for(peer.wait(), 3 * DEADLINE_S) == 0
+        finally:
+            if peer.returncode is None:
+                peer.kill()
+                await peer.wait()
+    assert (waits, streams) == (0, 0)
+    assert device.seen.writes == writes
 
 
 def test_regions_come_and_go_and_leave_nothing(adapter, cuda, unmappable):

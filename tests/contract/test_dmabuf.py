@@ -8,10 +8,19 @@ import os
 
 import pytest
 from kit import dmabuf
-from kit.helpers import assert_refused, contents, expose, has_kernel_driver, memory, require, succeed
+from kit.helpers import (
+    assert_refused,
+    contents,
+    expose,
+    has_kernel_driver,
+    host_of,
+    memory,
+    require,
+    succeed,
+)
 
 import ndpy
-from ndpy import Access, Capability, Operation
+from ndpy import Access, Capability, Operation, aio
 
 PAGE = mmap.PAGESIZE
 SIZE = 4 * PAGE
@@ -134,6 +143,37 @@ def test_a_region_of_a_dma_buf_is_not_registered_again(pair, keep, device):
     with pytest.raises(ndpy.UnsupportedError, match="buffer"):
         region.reregister(bytearray(64))
     assert region[0:8].length == 8
+
+
+def test_a_region_of_a_dma_buf_has_no_windows(pair, keep, device):
+    require(pair.adapter, Capability.MEMORY_WINDOWS)
+    region = keep(pair.adapter.register_dmabuf(device.fd, 0, SIZE, IOVA, EVERY_RIGHT))
+    window = keep(pair.adapter.create_memory_window())
+    with pytest.raises(ndpy.AccessViolationError, match=r"no windows; .* region\.remote\(\)"):
+        pair.server.queue_pair.bind(window, region)
+    # The connection stays.
+    pair.client.queue_pair.write(memory(keep, pair.adapter, PATTERN), region.remote())
+    succeed(pair.client.cq)
+    assert bytes(device.memory) == PATTERN
+
+
+async def test_a_connection_says_so_too_and_stays(adapter, keep):
+    require(adapter, Capability.DMABUF, Capability.MEMORY_WINDOWS)
+
+    async def serve(connection):
+        await connection.send(await connection.receive())
+
+    with dmabuf.buffer(adapter, SIZE) as device:
+        region = keep(adapter.register_dmabuf(device.fd, 0, SIZE, IOVA, EVERY_RIGHT))
+        async with (
+            aio.serve((host_of(adapter), 0), serve, adapter=adapter, slot_size=4096) as server,
+            aio.connect(server.address, adapter=adapter, slot_size=4096) as connection,
+        ):
+            for call in (connection.send(region), connection.expose(region).__aenter__()):
+                with pytest.raises(ndpy.AccessViolationError, match="a region of a dma-buf has no windows"):
+                    await call
+            await connection.send(b"still there")
+            assert await connection.receive() == b"still there"
 
 
 def test_registering_and_closing_again_and_again_leaves_no_mapping(pair, device):

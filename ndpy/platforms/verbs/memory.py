@@ -179,11 +179,13 @@ def register_null(adapter: VerbsAdapter, address: int, length: int, access: Acce
 def register_dmabuf(fd: int, offset: int) -> NativeCall:
     """Return a function that makes an ibv_mr of this part of a dma-buf, at the address that the function is given."""
 
-    def register(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
+    def register(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> object:
         rights = native_access(access, Quirk.IWARP_READ_SINK_NEEDS_REMOTE_WRITE in adapter._quirks)
         number = lib.ndpy_register_dmabuf(adapter._domain, offset, length, address, fd, rights, out)
         if number:
             raise errors.from_errno("register dma-buf", number, _of_dmabuf(number, fd, offset, length))
+        # The kernel takes no dma-buf with the right to bind them.
+        return WITHOUT_WINDOWS
 
     return register
 
@@ -204,16 +206,12 @@ def _of_dmabuf(number: int, fd: int, offset: int, length: int) -> str:
 def register_on_device(memory: ArrayMemory) -> NativeCall:
     """Return a function that makes an ibv_mr of an array in memory of a CUDA device, when its contents are there."""
 
-    def register(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
+    def register(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> object:
         found = cuda.find(address, length)
         found.synchronize(memory.device.stream)
-        if found.is_of_host:
-            register_pages(adapter, address, length, access, out)
-        elif Capability.DMABUF in adapter.info.capabilities:
-            _register_exported(found, adapter, address, length, access, out)
-        elif _finds_by_address(adapter):
-            register_pages(adapter, address, length, access, out)
-        else:
+        if not found.is_of_host and Capability.DMABUF in adapter.info.capabilities:
+            return _register_exported(found, adapter, address, length, access, out)
+        if not found.is_of_host and not _finds_by_address(adapter):
             raise errors.UnsupportedError(
                 f"{adapter.info.name} ({adapter.info.driver}) takes no dma-buf, and the module nvidia_peermem is not "
                 f"loaded, so it cannot reach memory of a device: `modprobe nvidia_peermem`, or copy the array to the "
@@ -221,6 +219,8 @@ def register_on_device(memory: ArrayMemory) -> NativeCall:
                 operation="register",
                 problem=cuda.PROBLEM,
             )
+        register_pages(adapter, address, length, access, out)
+        return None
 
     return register
 
@@ -232,16 +232,16 @@ def _finds_by_address(adapter: VerbsAdapter) -> bool:
 
 def _register_exported(
     found: cuda.Range, adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any
-) -> None:
+) -> object:
     try:
         fd, offset = found.export()
     except errors.ProviderError:
         if not _finds_by_address(adapter):
             raise
         register_pages(adapter, address, length, access, out)
-        return
+        return None
     try:
-        register_dmabuf(fd, offset)(adapter, address, length, access, out)
+        return register_dmabuf(fd, offset)(adapter, address, length, access, out)
     finally:
         os.close(fd)
 
@@ -250,8 +250,10 @@ def _as_region(handle: int) -> Any:
     return ffi.cast("struct ibv_mr *", handle)
 
 
-#: What makes an ibv_mr: call(adapter, address, length, access, out).
-NativeCall = Callable[["VerbsAdapter", int, int, Access, Any], None]
+#: What makes an ibv_mr: call(adapter, address, length, access, out). It may return WITHOUT_WINDOWS.
+NativeCall = Callable[["VerbsAdapter", int, int, Access, Any], object]
+#: No window can be bound to it.
+WITHOUT_WINDOWS = object()
 
 
 class VerbsMemoryRegion(MemoryRegion):
@@ -276,10 +278,11 @@ class VerbsMemoryRegion(MemoryRegion):
         # Ctrl-C may raise between any two lines here.
         out = ffi.new("struct ndpy_registration *")
         try:
-            self._native_call(self._adapter, self.address, self.length, self.access, out)
+            made = self._native_call(self._adapter, self.address, self.length, self.access, out)
         finally:
             if out.region:
                 self._handle = out.region
+        self._has_windows = made is not WITHOUT_WINDOWS
         self._read_tokens()
 
     @property
