@@ -260,6 +260,16 @@ ROWS = {
         )
         for test in ("write_bw", "send_bw")
     },
+    "rate": Row(
+        "writes of 64 B, a call each",
+        "million/s",
+        {
+            "C on soft0": lambda: perftest("write_bw", 64, 1 << 19)[4],
+            "UCX tcp": lambda: ucx("ucp_am_bw", 64, 1 << 19)[-1] / 1e6,
+        },
+        {"UCX tcp": 1.0},
+        more=True,
+    ),
     **{
         f"write-{size >> 10}k": Row(
             f"writes of {size >> 10} KiB",

@@ -26,6 +26,10 @@ extern const char face_prefix[];
  * 0: any time. */
 extern const uint32_t face_patience_ms;
 
+/* Whether requests that are posted one by one may wait for others, because the face calls streams_push() whenever the
+ * program looks for something in vain. */
+extern const bool face_gathers;
+
 /* The last reference to an object is gone. Frees object->face. The engine frees the object afterwards. */
 void face_free(struct object *object);
 

@@ -493,6 +493,16 @@ void qp_fill(struct queue_pair *qp, struct stream *stream)
     lock_release(&qp->lock);
 }
 
+bool qp_awaits(struct queue_pair *qp, struct stream *stream, uint32_t count)
+{
+    lock_acquire(&qp->lock);
+    bool awaits = qp->gets_receipts && qp->ending == QP_GOES_ON && qp->started - qp->completed >= count &&
+                  qp_operation(qp, qp->completed)->state == OPERATION_SENT &&
+                  stream_was_sent(stream, qp_operation(qp, qp->completed + count - 1)->sent_mark);
+    lock_release(&qp->lock);
+    return awaits;
+}
+
 void qp_sent(struct queue_pair *qp, struct stream *stream)
 {
     lock_acquire(&qp->lock);

@@ -335,10 +335,11 @@ enum queue_pair_state qp_state(struct queue_pair *qp)
     return state;
 }
 
-static void pump(struct stream *stream)
+/* Drops the stream. */
+static void pump(struct stream *stream, void (*pump_locked)(struct stream *stream))
 {
     stream_lock(stream);
-    stream_pump(stream);
+    pump_locked(stream);
     stream_unlock(stream);
     stream_drop(stream);
 }
@@ -392,7 +393,7 @@ void qp_pump(struct queue_pair *qp)
     struct stream *stream = stream_of(qp);
 
     if (stream != NULL)
-        pump(stream);
+        pump(stream, stream_pump);
 }
 
 /* ---- Posting ---- */
@@ -445,7 +446,7 @@ static nd_status post(struct queue_pair *qp, const struct operation *operation, 
     if (notify)
         cq_notify(qp->initiator_cq);
     if (stream != NULL)
-        pump(stream);
+        pump(stream, stream_pump_gathering);
     return status;
 }
 

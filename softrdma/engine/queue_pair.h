@@ -247,6 +247,8 @@ void qp_publish(struct queue_pair *queue_pair, struct stream *stream);
 /* initiator.c */
 void qp_fill(struct queue_pair *queue_pair, struct stream *stream);
 void qp_sent(struct queue_pair *queue_pair, struct stream *stream);
+/* Whether the peer has yet to answer so many operations that were sent, and will answer. */
+bool qp_awaits(struct queue_pair *queue_pair, struct stream *stream, uint32_t count);
 /* Sends the zero-length Read that is the first message (RFC 6581: RTR). */
 void qp_send_rtr(struct queue_pair *queue_pair, struct stream *stream);
 /* Sends a Write of no bytes, which no limit counts. It is for two cases. Linux's siw overlooks a message that arrives

@@ -177,6 +177,7 @@ static void close_socket(struct stream *stream, bool reset)
     stream->open = false;
     stream->phase = STREAM_CLOSED;
     guest_leave(stream);
+    stream_gathers_no_more(stream);
     stream_clear_timer(stream);
     lock_acquire(&streams_lock);
     unlist(stream);
@@ -475,6 +476,7 @@ void streams_forget(void)
     last_stream = &streams;
     open_streams = 0;
     guests_forget();
+    gathering_forget();
 }
 
 void streams_mute(struct adapter *adapter, bool mute)

@@ -64,6 +64,8 @@ struct stream {
     _Atomic int32_t references;
     struct stream *next, **link; /* list of all streams, under its own lock */
     struct guest guest;
+    bool gathers; /* its output waits for more; see gathering.c */
+    struct stream *gathering_before, *gathering_after;
     struct lock lock;
     struct adapter *adapter;
     struct socket socket;
@@ -169,6 +171,10 @@ bool stream_was_sent(const struct stream *stream, uint64_t position);
 void stream_take(struct stream *stream, size_t size);
 /* Sends what is filled and lets the queue pair fill more. Locked. */
 void stream_pump(struct stream *stream);
+/* The same for a request that was posted by itself: it may wait for others. */
+void stream_pump_gathering(struct stream *stream);
+/* Sends what waits for others, on all streams. Without locks. */
+void streams_push(void);
 /* Both handle buffered input again, on a worker. stream_resume_input needs the lock, stream_resume takes it. */
 void stream_resume_input(struct stream *stream);
 void stream_resume(struct stream *stream);

@@ -22,6 +22,11 @@ void guest_leave(struct stream *stream);
 bool guests_limit(void);
 void guests_forget(void);
 
+/* gathering.c. Whether what is filled waits for other requests. The stream does not send yet. */
+bool stream_gathers(struct stream *stream);
+void stream_gathers_no_more(struct stream *stream);
+void gathering_forget(void);
+
 /* stream_io.c */
 /* Gives back the large buffers, unless one of them is in use. False: there are some left that can be given back later.
  */

@@ -183,8 +183,10 @@ static bool end_if_finished(struct stream *stream, bool idle)
     return true;
 }
 
-void stream_pump(struct stream *stream)
+static void pump(struct stream *stream, bool may_gather)
 {
+    if (!may_gather)
+        stream_gathers_no_more(stream);
     for (;;) {
         if (stream->phase == STREAM_ESTABLISHED && stream->may_send)
             qp_fill(stream->queue_pair, stream);
@@ -195,6 +197,8 @@ void stream_pump(struct stream *stream)
             return;
         if (idle)
             break;
+        if (may_gather && stream_gathers(stream))
+            return;
         stream->filling ^= 1;
         if (!send_buffer(stream))
             return;
@@ -210,6 +214,16 @@ void stream_pump(struct stream *stream)
     }
     if (stream->phase == STREAM_CLOSING && stream->peer_closed)
         stream_close_socket(stream);
+}
+
+void stream_pump(struct stream *stream)
+{
+    pump(stream, false);
+}
+
+void stream_pump_gathering(struct stream *stream)
+{
+    pump(stream, true);
 }
 
 /* The rest of a buffer that was sent in part. */

@@ -88,6 +88,7 @@ HRESULT plain_object_create(enum object_kind kind, const struct object_view *as,
 
 const char face_prefix[] = "SOFTND_";
 const uint32_t face_patience_ms = 0; /* H.1.2 */
+const bool face_gathers = false;
 
 static bool version_served(unsigned version)
 {

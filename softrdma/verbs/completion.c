@@ -2,6 +2,7 @@
 #include "soft.h"
 #include "driving.h"
 #include "face.h"
+#include "stream.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -207,6 +208,7 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
             return ENOMEM;
         free(atomic_exchange(&cq->spare, event));
     }
+    streams_push();
     if (ibv->channel != NULL) {
         workers_sleep_soon();
         loop_sleeps(&((struct soft_channel *)ibv->channel)->events.loop);
@@ -274,6 +276,7 @@ static uint32_t take_what_comes(struct soft_cq *cq, struct cq_entry *entries, ui
 {
     struct taking at = {cq->cq, entries, wanted, 0};
 
+    streams_push();
     workers_spin(try_taking, &at);
     return at.taken;
 }

@@ -17,6 +17,7 @@
 const char face_prefix[] = "SOFTVERBS_";
 /* As long as the kernel's connection manager waits on RoCE. */
 const uint32_t face_patience_ms = 60000;
+const bool face_gathers = true;
 
 #define FIRMWARE           "softverbs"
 #define FULL_MEMBER        0xFFFF

@@ -18,6 +18,10 @@ def test_the_end_of_a_peer_is_told_although_its_messages_find_no_receive(how, si
     assert took_ms < patient(5.0) * 1000
 
 
+def test_requests_that_wait_for_others_need_no_look():
+    run("gathered")
+
+
 @pytest.mark.parametrize(
     "part",
     [

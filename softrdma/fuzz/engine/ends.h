@@ -7,7 +7,7 @@
 #include "queue_pair.h"
 #include "world.h"
 
-#define DEPTH 8u
+#define DEPTH 16u
 
 extern struct adapter *adapter;
 

@@ -9,6 +9,7 @@ void *face_invalidation;
 const char face_name[] = "fuzz";
 const char face_prefix[] = "FUZZ_";
 const uint32_t face_patience_ms = 60000;
+const bool face_gathers = true;
 
 void face_free(struct object *object)
 {
