@@ -253,7 +253,11 @@ class QueuePair(QueuePairConnection):
     def _drain_queues(self) -> None:
         for queue in self._different_queues():
             with queue._lock:
-                queue._drain()
+                try:
+                    queue._drain()
+                except errors.ProviderError:
+                    # What one refusal interrupts would keep memory and the queue for ever.
+                    queue._drain()
 
     def _cancel_rest(self) -> None:
         """Cancel the requests that the provider never completed. Call this only when it no longer uses them."""

@@ -178,6 +178,32 @@ def test_a_registration_that_can_be_neither_finished_nor_undone_is_told_with_the
         assert lib.ibv_dereg_mr(native[0]) == 0
 
 
+@pytest.mark.parametrize("nth", range(3))
+def test_a_poll_that_the_system_refuses_once_stops_no_close(fake, monkeypatch, nth):
+    with fake.open() as adapter:
+        queue = adapter.create_completion_queue(8)
+        queue_pair = adapter.create_queue_pair(queue)
+        drain, calls = queue._native_drain, iter(range(1000))
+        monkeypatch.setattr(
+            type(queue), "_native_drain", lambda _, native: -errno.EIO if next(calls) == nth else drain(native)
+        )
+        queue_pair.close()
+        queue.close()
+        assert next(calls) == 4
+
+
+def test_a_poll_that_the_system_refuses_for_good_lets_a_close_be_repeated(fake, monkeypatch):
+    with fake.open() as adapter:
+        queue = adapter.create_completion_queue(8)
+        queue_pair = adapter.create_queue_pair(queue)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(queue), "_native_drain", staticmethod(lambda _: -errno.EIO))
+            with pytest.raises(ndpy.ProviderError, match="EIO"):
+                queue_pair.close()
+        queue_pair.close()
+        queue.close()
+
+
 def test_an_overrun_is_told_to_all_after_a_close_of_a_queue_pair_that_failed_half_way(fake, monkeypatch):
     """The native queue pair has gone, and what was left of it could not be stored."""
     adapter = fake.open()
