@@ -49,6 +49,8 @@ def test_a_program_that_looks_for_completions_uses_no_event():
 
 def test_a_stream_of_64_kib_writes_costs_one_send_each():
     output = run("calls", "stream")
+    # In a buffer that is a little too small for two of them, the second one has to be moved.
+    assert number("moved", output) < 16384
     assert number("send", output) < 1.1
     assert number("recv", output) < 1.1
     assert number("write", output) < 0.1
