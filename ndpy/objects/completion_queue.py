@@ -164,6 +164,9 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
         """Store the provider's completions. Returns how many the program can take. Under the lock."""
         added = self._native_drain(self._native)
         if added < 0:
+            # A close() that one refusal interrupts would leave memory behind.
+            added = self._native_drain(self._native)
+        if added < 0:
             raise errors.from_errno("poll", -added)
         return self._undelivered()
 

@@ -253,11 +253,7 @@ class QueuePair(QueuePairConnection):
     def _drain_queues(self) -> None:
         for queue in self._different_queues():
             with queue._lock:
-                try:
-                    queue._drain()
-                except errors.ProviderError:
-                    # What one refusal interrupts would keep memory and the queue for ever.
-                    queue._drain()
+                queue._drain()
 
     def _cancel_rest(self) -> None:
         """Cancel the requests that the provider never completed. Call this only when it no longer uses them."""

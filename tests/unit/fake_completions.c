@@ -31,6 +31,11 @@ struct fake_extended fake_extended;
 
 static uint64_t last_completion;
 
+static int poll_fails(void)
+{
+    return fake_failures.poll > 0 && fake_failures.poll-- > 0;
+}
+
 /* ---- channels ---- */
 
 struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context)
@@ -145,7 +150,7 @@ static int start_poll(struct ibv_cq_ex *native, struct ibv_poll_cq_attr *attribu
 
     fake_begin("ibv_poll_cq");
     fake_check("ibv_start_poll", queue->alive && !queue->is_polled && !attributes->comp_mask);
-    result = fake_failure(&fake_failures.poll) ? EINVAL : show(queue);
+    result = poll_fails() ? EINVAL : show(queue);
     queue->is_polled = !result;
     return fake_end("ibv_poll_cq", result);
 }
@@ -296,7 +301,7 @@ static int poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *out)
     int done = 0;
 
     fake_begin("ibv_poll_cq");
-    if (!fake_check("ibv_poll_cq", queue->alive) || fake_failure(&fake_failures.poll))
+    if (!fake_check("ibv_poll_cq", queue->alive) || poll_fails())
         done = -1;
     for (; done >= 0 && done < count && queue->count; queue->count--)
         out[done++] = queue->entries[queue->first++ % MOST];

@@ -73,7 +73,7 @@ extern struct fake_extended {
 
 /* The test sets these. If it is not 0, the next such call fails with this errno. */
 extern struct fake_failures {
-    int32_t poll;
+    int32_t poll; /* so many fail */
     int32_t arm;
     int32_t destroy_cq;
     int32_t destroy_qp;

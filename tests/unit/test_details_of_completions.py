@@ -258,7 +258,7 @@ def test_a_failing_poll_says_so_and_the_next_one_works(fake, queue, queue_pair):
     with pytest.raises(ndpy.ProviderError) as caught:
         queue.poll()
     assert caught.value.native == errno.EIO
-    fake.failures.poll = 1
+    fake.failures.poll = 2
     with pytest.raises(ndpy.ProviderError):
         queue.arm()
     assert len(queue.poll()) == 1

@@ -252,7 +252,7 @@ def test_an_event_is_told_to_all_although_the_provider_fails(fake, adapter, queu
     armed = queue.arm()
     if taker == "a waiting thread":
         adapter._events.forget(queue.fileno())
-    fake.failures.poll = 1
+    fake.failures.poll = 2
     assert fake.complete(queue_pair)
     if taker == "a waiting thread":
         queue._on_event()

@@ -170,7 +170,7 @@ def test_a_close_that_fails_after_the_native_queue_pair_has_gone_can_be_repeated
 
     def fail_polls(name: bytes, after: int) -> None:
         if name == b"ibv_destroy_qp" and after:
-            fake.failures.poll = 5
+            fake.failures.poll = 2
 
     fake.call_at_points(fail_polls)
     with pytest.raises(ndpy.ProviderError):
