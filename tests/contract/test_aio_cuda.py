@@ -63,6 +63,11 @@ async def lend(connection, kept):
         await connection.receive()
 
 
+async def asked_often(cuda):
+    while cuda.seen.queries < 20:
+        await asyncio.sleep(0)
+
+
 async def borrowed(connection):
     return ndpy.RemoteMemory.from_bytes(await connection.receive())
 
@@ -135,8 +140,7 @@ async def test_the_loop_goes_on_while_a_stream_is_waited_for(adapter, cuda, is_h
             assert cuda.seen.queries == 1
         cuda.settings.busy, exports = 1 << 30, cuda.seen.exports
         using = asyncio.create_task(use(connection, remote))
-        while cuda.seen.queries < 20:
-            await asyncio.sleep(0)
+        await asyncio.wait_for(asked_often(cuda), DEADLINE_S)
         assert (cuda.seen.exports, using.done()) == (exports, False)
         assert cuda.seen.thread != threading.get_native_id()
         cuda.settings.busy = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import mmap
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -199,6 +200,23 @@ def test_an_allocation_that_is_shorter_than_its_descriptor_says_is_refused(adapt
     with pytest.raises(ndpy.UnsupportedError) as raised:
         adapter.register_dmabuf(unmappable, 0, PAGE + 1, cuda.address, Access.REMOTE_READ)
     assert raised.value.native == errno.EOPNOTSUPP
+
+
+def test_a_descriptor_that_is_no_dma_buf_or_too_short_is_refused_whatever_the_address(adapter, cuda, unmappable):
+    ends = os.pipe()
+    size = os.fstat(unmappable).st_size // PAGE * PAGE
+    try:
+        for fd, offset in ((ends[0], 0), (unmappable, size + PAGE)):
+            with pytest.raises(ndpy.ProviderError) as raised:
+                adapter.register_dmabuf(fd, offset, PAGE, cuda.address, Access.REMOTE_READ)
+            assert raised.value.native == errno.EINVAL
+    finally:
+        for end in ends:
+            os.close(end)
+    with pytest.raises(ndpy.ProviderError) as raised:
+        adapter.register_dmabuf(ends[0], 0, PAGE, cuda.address, Access.REMOTE_READ)
+    assert raised.value.native == errno.EBADF
+    assert cuda.seen.streams == 0
 
 
 def test_a_descriptor_needs_the_address_of_memory_of_a_device(adapter, cuda, unmappable):

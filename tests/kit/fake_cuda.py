@@ -81,6 +81,8 @@ def fake_cuda_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-Werror",
         "-shared",
         "-fPIC",
+        # Whoever loads it leaves a trace.
+        "-Wl,-z,nodelete",
         SOURCE,
         "-o",
         path,
