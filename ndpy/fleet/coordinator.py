@@ -274,6 +274,8 @@ class Coordinator:
             known = len(self._measurements)
             self._round(pairs)
             self._search.add(self._measurements[known:])
+            counted = {node: self._counting.of(node) for node in set(self._nodes.values())}
+            self._search.doubt(losses.doubtful(counted, self._ends, self._measurements))
             self._search.without(*(at for at, end in enumerate(self._ends) if end.rank in self._lost), *self._out)
         self._notes.append(f"a full mesh of {self._rounds} rounds" if self._options.full_mesh else self._search.why)
 

@@ -84,14 +84,9 @@ def suspects(
     known: of each node the counters that were read, named as in Machine.counters. A machine without a counter is not
     one that counted nothing.
     """
-    grown: dict[str, dict[_Card, frozenset[int]]] = collections.defaultdict(dict)
+    grown = _grown({machine.node: machine.counter_rounds for machine in machines})
     having: dict[str, set[_Card]] = collections.defaultdict(set)
     cards = {_card(end) for end in ends}
-    for machine in machines:
-        for name, turns in machine.counter_rounds.items():
-            adapter, _, counter = name.partition(" ")
-            if is_loss(counter):
-                grown[counter][machine.node, adapter] = frozenset(map(int, turns))
     if not grown:
         return []
     for machine in machines:
@@ -113,6 +108,41 @@ def suspects(
         for thing, findings in found.items()
         if not any(thing.cards < cards for cards in whole)
     ]
+
+
+def doubtful(
+    counted: Mapping[str, Mapping[str, Mapping[str, int]]], ends: Sequence[End], measurements: Sequence[Measurement]
+) -> set[int]:
+    """The places of the ends that count losses in most of their rounds so far. More rounds make it certain.
+
+    counted: of each node, what Machine.counter_rounds has. If more than a quarter of the ends do, nobody is doubtful.
+    """
+    grown = _grown(counted)
+    if not grown:
+        return set()
+    took_part: dict[_Card, set[int]] = collections.defaultdict(set)
+    for turn, *both in _rounds(ends, measurements):
+        for card in both:
+            took_part[card].add(turn)
+    bad = {
+        card
+        for lost in grown.values()
+        for card, turns in lost.items()
+        if len(turns & took_part[card]) > max(1, len(took_part[card]) // 2)
+    }
+    places = {place for place, end in enumerate(ends) if _card(end) in bad}
+    return places if len(places) <= max(1, len(ends) // 4) else set()
+
+
+def _grown(counted: Mapping[str, Mapping[str, Mapping[str, int]]]) -> dict[str, dict[_Card, frozenset[int]]]:
+    """Of each counter of losses the cards at which it grew, and in which rounds."""
+    grown: dict[str, dict[_Card, frozenset[int]]] = collections.defaultdict(dict)
+    for node, counters in counted.items():
+        for name, turns in counters.items():
+            adapter, _, counter = name.partition(" ")
+            if is_loss(counter):
+                grown[counter][node, adapter] = frozenset(map(int, turns))
+    return grown
 
 
 def together(slow: Suspect, losing: Sequence[Suspect]) -> Suspect | None:

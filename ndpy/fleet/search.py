@@ -5,7 +5,7 @@ over and over. Otherwise the first rounds are drawn by lot. Then those that look
 other leafs, and never the same one twice while there are others. So the results of a suspect speak of the suspect alone.
 Every fourth round keeps to the leafs, which tells a leaf's uplinks from the leaf.
 
-The search ends when each end is named or cleared, or when no rounds are left. numpy is needed from the first round on.
+The search ends when each end is named or cleared and none is doubted, or when no rounds are left. numpy is needed from the first round on.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Search:
         self._results: list[Measurement] = []
         self._suspects: tuple[Suspect, ...] | None = ()
         self._certain = False
+        self._doubted: frozenset[int] = frozenset()
         self._one_node = len({end.node for end in self.ends}) == 1
         self._leaf = [next((group for group in end.groups if kind_of(group) != "rail"), "") for end in self.ends]
         self._leafs = len(set(self._leaf)) > 1
@@ -79,9 +80,13 @@ class Search:
         """Leave these ends out of the rounds that follow: nobody answers there. What they measured stays."""
         self._away.update(places)
 
+    def doubt(self, places: Iterable[int]) -> None:
+        """Go on while there are rounds: something else than the results speaks against these ends. Replaces those of before."""
+        self._doubted = frozenset(places)
+
     def next_round(self) -> Round | None:
         """The next pairs, or None if the search is over; then `why` says why."""
-        if self._certain:
+        if self._certain and not self._doubted - self._away:
             self.why = f"each end was named or cleared after {self._number} of {self.rounds} rounds"
         elif self._number >= self.rounds:
             self.why = f"all {self.rounds} rounds were measured"

@@ -138,6 +138,16 @@ def test_good_ends_that_differ_name_nobody(size):
         assert run.named() == set(), seed
 
 
+def test_one_that_may_lose_packets_is_doubtful_from_its_second_round_on():
+    for rounds, doubtful in ((1, set()), (2, {1}), (5, {1})):
+        run = Run(fleet(8), rounds=rounds)
+        run.lose(1.0, of={1})
+        assert losses.doubtful(run.grown, run.ends, run.measurements) == doubtful
+    run.lose(1.0)
+    assert losses.doubtful(run.grown, run.ends, run.measurements) == set()
+    assert losses.doubtful({}, run.ends, run.measurements) == set()
+
+
 def test_two_ends_have_only_each_other():
     run = Run(fleet(2))
     run.lose(1.0, of={1})

@@ -148,6 +148,20 @@ def test_the_search_stops_when_all_are_cleared_and_at_the_last_round():
     assert searched(loud, Fleet(ends, noise=0.5))[1] == 4 and "all 4 rounds" in loud.why
 
 
+def test_the_search_goes_on_while_an_end_is_doubted():
+    ends = fleet(16)
+    measured = Fleet(ends, noise=0.001)
+    search, rounds = Search(ends), 0
+    search.doubt([3])
+    while (meets := search.next_round()) is not None:
+        search.add(measured.measure(rounds, meets))
+        rounds += 1
+        if rounds == 9:
+            search.doubt([])
+    assert rounds == 9 and "named or cleared after 9 of 12" in search.why
+    assert searched(Search(ends), measured)[1] < 9
+
+
 def test_ends_that_left_are_not_asked_again():
     ends = fleet(40)
     search = Search(ends, rounds=3)
