@@ -153,7 +153,7 @@ static void messages_without_a_limit_do_not_outlive_their_sender(unsigned messag
     world_require(end.qp->ending == QP_GOES_ON, "lets no message wait");
     world_end(end.socket, false);
     world_run();
-    world_pass(3100);
+    world_pass(500);
     world_require(end.qp->ending != QP_GOES_ON, "waits for a sender that has gone");
     end_connection(&end);
 }
@@ -208,6 +208,78 @@ static void a_peer_is_told_once_how_long_messages_wait(void)
     end.qp->patience = PATIENCE_LIMITED;
     send_nothing(&end);
     world_require(told(&end, PATIENCE_LIMITED) == 1, "does not report a change");
+    end_connection(&end);
+}
+
+/* How often this end has said that a message waits. */
+static unsigned complained(const struct end *end)
+{
+    size_t size, used;
+    const uint8_t *at = world_output(end->socket, &size), *last = at + size;
+    struct wire_segment segment;
+    struct mpa_frame frame;
+    unsigned count = 0;
+
+    world_require(mpa_decode(at, size, false, &frame, &used) == WIRE_OK, "sends no request");
+    for (at += used; wire_parse(at, (size_t)(last - at), false, &segment, &used) == WIRE_OK; at += used)
+        count += segment.opcode == RDMAP_WRITE && segment.stag == NOT_READY_TOKEN && segment.size == 0;
+    return count;
+}
+
+static void a_peer_is_told_while_its_message_waits(void)
+{
+    struct end end = connected(NULL);
+
+    tell(&end, PATIENCE_TOKEN, PATIENCE_ENDLESS);
+    message_arrives(&end, 0);
+    world_pass(499);
+    world_require(complained(&end) == 0, "complains at once");
+    world_pass(1);
+    world_require(complained(&end) == 1, "says nothing");
+    world_pass(1000);
+    world_require(complained(&end) == 3, "says it another number of times");
+    receive(&end);
+    world_pass(10000);
+    world_require(complained(&end) == 3 && completed(&end, ND_SUCCESS) == 1,
+                  "complains about a message that it has taken");
+    end_connection(&end);
+}
+
+/* Otherwise the FIN would stay behind messages that nobody takes. */
+static void an_end_that_finishes_leaves_a_peer_without_a_receive(bool told_before)
+{
+    struct end end = connected(NULL);
+
+    tell(&end, RECEIPT_TOKEN, 0);
+    send_nothing(&end);
+    if (told_before)
+        tell(&end, NOT_READY_TOKEN, 0);
+    world_run();
+    world_require(end.stream->open && end.qp->ending == QP_GOES_ON, "does not let its message wait");
+    disconnect(&end);
+    world_run();
+    world_require(end.stream->open == !told_before, "waits for another time");
+    tell(&end, NOT_READY_TOKEN, 0);
+    world_run();
+    world_require(!end.stream->open && completed(&end, ND_CANCELED) == 1, "waits in vain");
+    end_connection(&end);
+}
+
+static void a_peer_that_has_taken_a_message_since_is_waited_for(void)
+{
+    struct end end = connected(NULL);
+
+    tell(&end, RECEIPT_TOKEN, 0);
+    send_nothing(&end);
+    uint64_t first = end.stream->sent_bytes;
+    send_nothing(&end);
+    tell(&end, NOT_READY_TOKEN, 0);
+    tell(&end, RECEIPT_TOKEN, first);
+    world_run();
+    world_require(completed(&end, ND_SUCCESS) == 1, "overlooks a receipt");
+    disconnect(&end);
+    world_pass(FINISH_MS - 100);
+    world_require(end.stream->open, "does not wait for the peer");
     end_connection(&end);
 }
 
@@ -303,6 +375,10 @@ int main(void)
     messages_without_a_limit_do_not_outlive_their_sender(400);
     a_message_for_a_shared_queue_waits_at_the_beginning_too();
     a_peer_is_told_once_how_long_messages_wait();
+    a_peer_is_told_while_its_message_waits();
+    an_end_that_finishes_leaves_a_peer_without_a_receive(false);
+    an_end_that_finishes_leaves_a_peer_without_a_receive(true);
+    a_peer_that_has_taken_a_message_since_is_waited_for();
     no_more_reads_are_under_way_than_both_ends_allow(16, 1, 1);
     no_more_reads_are_under_way_than_both_ends_allow(1, 16, 1);
     no_more_reads_are_under_way_than_both_ends_allow(2, 3, 2);
