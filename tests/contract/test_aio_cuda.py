@@ -145,6 +145,7 @@ async def test_the_loop_goes_on_while_a_stream_is_waited_for(adapter, cuda, is_h
         assert cuda.seen.thread != threading.get_native_id()
         cuda.settings.busy = 0
         await asyncio.wait_for(using, DEADLINE_S)
+        assert cuda.seen.exporter not in (0, threading.get_native_id())
         # A cancellation does not wait for the stream.
         cuda.settings.busy = 1 << 30
         using = asyncio.create_task(use(connection, remote))

@@ -60,11 +60,12 @@ struct fake_cuda_seen {
     uint64_t retained;
     uint64_t contexts; /* how many are on the stacks of all threads */
     uint64_t inits;
-    uint64_t streams; /* those that have not been destroyed */
-    uint64_t reads;   /* copies that have happened, from the device */
-    uint64_t writes;  /* the same, to the device */
-    uint64_t waits;   /* how many calls wait for a stream now */
-    uint64_t thread;  /* that asked last whether a stream is ready */
+    uint64_t streams;  /* those that have not been destroyed */
+    uint64_t reads;    /* copies that have happened, from the device */
+    uint64_t writes;   /* the same, to the device */
+    uint64_t waits;    /* how many calls wait for a stream now */
+    uint64_t thread;   /* that asked last whether a stream is ready */
+    uint64_t exporter; /* the thread of the last export */
 };
 
 struct stream {
@@ -294,6 +295,7 @@ int cuMemGetHandleForAddressRange(void *handle, uint64_t start, size_t size, int
     fake_cuda_seen.start = start;
     fake_cuda_seen.size = size;
     fake_cuda_seen.exports++;
+    fake_cuda_seen.exporter = gettid();
     fake_cuda_seen.exported = calls;
     if (fake_cuda_settings.export_error)
         return fake_cuda_settings.export_error;
