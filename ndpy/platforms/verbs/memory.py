@@ -235,10 +235,14 @@ def _register_exported(
 ) -> object:
     try:
         fd, offset = found.export()
-    except errors.ProviderError:
+    except errors.ProviderError as failure:
         if not _finds_by_address(adapter):
             raise
-        register_pages(adapter, address, length, access, out)
+        try:
+            register_pages(adapter, address, length, access, out)
+        except errors.NdpyError as error:
+            # It knows more of the memory.
+            raise failure from error
         return None
     try:
         return register_dmabuf(fd, offset)(adapter, address, length, access, out)
