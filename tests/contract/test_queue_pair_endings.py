@@ -91,6 +91,20 @@ def test_f_6_1_an_error_completion_ends_the_connection_and_cancels_the_rest(pair
     assert statuses(take(pair.server.cq)) == [Status.CANCELED]
 
 
+def test_f_6_1_the_rest_of_a_batch_is_canceled(pair, keep):
+    region = memory(keep, pair.adapter, b"contents")
+    forged = ndpy.Sge(region, region.address, 8, region.local_token ^ 0x5A00)
+    batch = ndpy.Batch(4)
+    for context, element in enumerate([forged, region, region, region]):
+        batch.send(element, context=context)
+    pair.client.queue_pair.post(batch)
+    completions = take(pair.client.cq, 4)
+    assert contexts(completions) == [0, 1, 2, 3]
+    assert statuses(completions) == [Status.ACCESS_VIOLATION, *[Status.CANCELED] * 3]
+    pair.client.connector.wait_disconnected(DEADLINE_S)
+    pair.server.connector.wait_disconnected(DEADLINE_S)
+
+
 def test_f_6_5_every_request_reports_exactly_once(pair, keep):
     for context in range(16):
         pair.server.queue_pair.receive([], context=context)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from kit.deadlines import patient
+from kit.every_fault import limits
 from kit.helpers import host_of, require, sample
 from kit.processes import foreign_environment
 from kit.programs import built
@@ -19,6 +20,7 @@ from ndpy.faults.scenario import Fault, Scenario
 from ndpy.vocabulary.quirks import Quirk
 
 PROGRAM = Path(__file__).parents[1] / "soft/programs/completions.c"
+EACH_CALL = PROGRAM.with_name("each_call.c")
 DATAGRAMS = Path(__file__).with_name("datagram_row.py")
 COUNT, RETRIES, FLUSHED = 6, 12, 5
 
@@ -106,3 +108,21 @@ def test_datagrams_come_in_another_order(adapter, options):
     """The first two wait for the third, and the last one for 100 ms."""
     faults = [Fault("reorder", nth=1, times=2), Fault("reorder", nth=COUNT)]
     assert came(adapter, faults, options) == [3, 1, 2, 4, 5, 6]
+
+
+def test_what_can_be_limited_is(adapter):
+    """What librdmacm makes for itself does not count."""
+    capabilities = adapter.info.capabilities
+    without = ["create_ah", *(["alloc_mw"] if Capability.MEMORY_WINDOWS not in capabilities else [])]
+    for fault, line in limits(without):
+        with Injection(Scenario([fault]), "shim") as injection:
+            done = subprocess.run(
+                [built(EACH_CALL, "-lrdmacm"), adapter.info.name, host_of(adapter)],
+                env=injection.environment(foreign_environment()),
+                capture_output=True,
+                text=True,
+                timeout=patient(60),
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            injection.report().check()
+        assert line in done.stdout.splitlines(), (fault, done.stdout)
