@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from kit.deadlines import patient
-from kit.helpers import STRESS
+from kit.helpers import STRESS, only_under_stress
 from two_ended import PROGRAMS
 
 from ndpy.faults.injection import Injection
@@ -24,13 +24,16 @@ pytestmark = pytest.mark.timeout(patient(60 + 10 * MOST_RUNS))
 ENDS = Path(__file__).with_name("two_ended.py")
 
 
-def sweep(folder: Path, name: str, end: str, runs: int, *options: str) -> list[dict]:
+def sweep(
+    folder: Path, name: str, end: str, runs: int, *options: str, deadline_s: float | None = patient(20)
+) -> list[dict]:
     """Sweep a program. Returns its runs."""
     program = PROGRAMS[name][0][0]
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed: make setup")
     report = folder / "report.json"
-    words = [sys.executable, "-m", "ndpy", "faults", "sweep", "--max-runs", str(runs), "--deadline", str(patient(20))]
+    words = [sys.executable, "-m", "ndpy", "faults", "sweep", "--max-runs", str(runs)]
+    words += ["--deadline", str(deadline_s)] if deadline_s else []
     done = subprocess.run(
         [*words, *options, "--json", report, "--", sys.executable, ENDS, name, end],
         capture_output=True,
@@ -46,6 +49,14 @@ def test_rping_ends_when_a_request_fails(tmp_path):
     assert len(runs) == 6
     assert {run["outcome"] for run in runs} <= {"succeeded", "failed"}
     assert all(len(run["fired"]) == 1 for run in runs)
+
+
+@only_under_stress
+@pytest.mark.parametrize("do", ["mute", "port_down"])
+def test_a_program_that_is_told_of_the_end_in_time_does_not_hang(tmp_path, do):
+    """soft0 gives up to connect after 21 to 54 s. rdma_client prints an error then, and ends."""
+    (run,) = sweep(tmp_path, "rdma_server", "client", 1, "--only", do, deadline_s=None)
+    assert run["outcome"] == "failed", run
 
 
 @pytest.mark.parametrize("end", ["client", "server"])

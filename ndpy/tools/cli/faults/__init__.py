@@ -163,7 +163,7 @@ def _lost_data(context: click.Context, parameter: click.Parameter, value: str | 
     "--deadline",
     type=Number(0, min_open=True),
     metavar="SECONDS",
-    help="A run that takes longer hangs. Default: ten times the run without a fault, and 10 s.",
+    help="A run that takes longer hangs. Default: ten times the run without a fault, and a minute.",
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="For the choice if there are too many faults.")
 @click.option(

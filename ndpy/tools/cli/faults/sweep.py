@@ -35,6 +35,9 @@ NOT_REACHED = "not reached"
 # that a shell has started shows as 128 and its number.
 _CRASHES = {4, 5, 6, 7, 8, 11}
 _SHOWN_LINES = 3
+# A program that waits for a silent host does not hang: soft0 gives it up after 10 s, and an attempt to connect after 21 to
+# 54 s. Linux takes about a minute for that (drivers/infiniband/core/cma.c, CMA_MAX_CM_RETRIES).
+_GIVES_UP_S = 60
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Limits:
     Attributes:
         runs: the most runs with a fault.
         seconds: no run begins later.
-        deadline_s: each run may take so long. None: ten times the first one, and 10 s.
+        deadline_s: each run may take so long. None: ten times the first one, and a minute.
         seed: for the choice of the runs.
     """
 
@@ -123,7 +126,7 @@ class Sweep:
         began = time.monotonic()
         with adopting():
             first = self._count()
-            deadline_s = self.limits.deadline_s or 10 * first.seconds + 10
+            deadline_s = self.limits.deadline_s or 10 * first.seconds + _GIVES_UP_S
             found = sweeping.groups(self.places, self.executor, self.only)
             every = sum(map(len, found))
             chosen = list(sweeping.choose(found, self.limits.runs, self.limits.seed))
