@@ -177,6 +177,8 @@ static struct event *take_now(struct event_queue *queue, bool *sleeps)
     struct event *event = take_first(queue);
     int flags = event == NULL ? fcntl(queue->fd, F_GETFL) : 0;
 
+    if (event == NULL && flags >= 0)
+        queue->nonblocking = (flags & O_NONBLOCK) != 0;
     *sleeps = event == NULL && flags >= 0 && (flags & O_NONBLOCK) == 0;
     if (event != NULL || flags < 0 || *sleeps)
         return event;
@@ -214,7 +216,7 @@ struct event *event_take(struct event_queue *queue)
 
     if (is_parents(queue))
         return soft_null(EIO);
-    bool sleeps = !queue->drives || !queue->loop.nonblocking;
+    bool sleeps = !queue->nonblocking;
     if (!sleeps)
         event = take_now(queue, &sleeps);
     if (sleeps)

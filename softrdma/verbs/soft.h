@@ -43,6 +43,7 @@ struct event_queue {
     int fd;    /* a program may make it nonblocking and poll it */
     int count; /* an eventfd */
     bool drives;
+    _Atomic bool nonblocking; /* as it was when it was last asked */
     struct loop loop;
     struct event *first, **last;
 };
