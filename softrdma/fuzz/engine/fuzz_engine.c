@@ -543,6 +543,7 @@ static void send_answer(struct input *input)
         program->asked_first++;
 }
 
+/* Or that a message finds no Receive. */
 static void send_receipt(struct input *input)
 {
     uint8_t how = byte(input), out[64];
@@ -553,9 +554,10 @@ static void send_receipt(struct input *input)
         position -= byte(input);
     if ((how & 0xF0) == 0xF0)
         position += 1 + byte(input);
-    feed(out,
-         wire_put_tagged(out, RDMAP_WRITE, (how & 1) != 0 ? FINAL_RECEIPT_TOKEN : RECEIPT_TOKEN, position, true, 0),
-         true);
+    uint32_t what = (how & 1) != 0 ? FINAL_RECEIPT_TOKEN : RECEIPT_TOKEN;
+    if ((how & 0x0C) == 0x0C)
+        what = NOT_READY_TOKEN;
+    feed(out, wire_put_tagged(out, RDMAP_WRITE, what, position, true, 0), true);
 }
 
 /* A Terminate that complains of something that the engine has sent. */
