@@ -130,6 +130,7 @@ def test_a_slow_rank_is_named(ranks, tmp_path):
     assert run.report()["drain"] == ["n2"]
 
 
+@STRESS
 def test_no_round_begins_after_the_budget(ranks):
     run = ranks(2)
     other = run.start(1)
