@@ -286,7 +286,7 @@ USUAL_SIW = f"""
     --deselect {CABLES}::test_a_listener_of_one_adapter_takes_peers_of_all_its_subnets
     --deselect {CABLES}::test_an_adapter_on_a_bond_uses_it
 """
-SIW = usual_or_full(USUAL_SIW, FULL)
+SIW = usual_or_full(USUAL_SIW, f"{FULL} {FLEET}")
 # The contract's connection tests take a minute there on rxe and three on siw. They run within one VM.
 FULL_HOSTS = "tests/contract/test_connector.py tests/contract/test_listener.py tests/hosts"
 RXE_HOSTS = usual_or_full("tests/hosts", FULL_HOSTS)

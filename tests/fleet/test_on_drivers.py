@@ -35,10 +35,6 @@ def _run(*words: str) -> None:
     subprocess.run(words, check=True, timeout=DEADLINE_S)
 
 
-def _tc(words: str) -> None:
-    _run("tc", *words.split())
-
-
 class Switch:
     """The adapters at its ports, and what is wrong with a port."""
 
@@ -56,21 +52,12 @@ class Switch:
 
     @contextlib.contextmanager
     def lossy(self, rank: int, percent: float) -> Iterator[None]:
-        """Some of the packets that a rank sends get lost. Those of siw are TCP's, which between addresses of one machine
-        goes by the loopback interface."""
-        netem = f"netem limit 10000 loss {percent}%"
-        if "siw" in self.adapters[rank]:
-            netdev = "lo"
-            _tc(f"qdisc add dev lo root handle 1: prio bands 2 priomap {'0 ' * 16}")
-            _tc(f"qdisc add dev lo parent 1:2 {netem}")
-            _tc(f"filter add dev lo parent 1: protocol ip u32 match ip src {HOSTS[rank]}/32 flowid 1:2")
-        else:
-            netdev = PORTS[rank]
-            _tc(f"qdisc add dev {netdev} root {netem}")
+        """Some of the packets that a rank sends get lost."""
+        _run("tc", "qdisc", "add", "dev", PORTS[rank], "root", "netem", "limit", "10000", "loss", f"{percent}%")
         try:
             yield
         finally:
-            _tc(f"qdisc del dev {netdev} root")
+            _run("tc", "qdisc", "del", "dev", PORTS[rank], "root")
 
     def fleet(self, folder: Path, *words: object) -> tuple[int, dict]:
         """Run between all. Returns the exit status and the report."""
@@ -87,7 +74,7 @@ class Switch:
 @pytest.fixture(scope="module")
 def switch(adapter_name: str) -> Iterator[Switch]:
     kind = kind_under_test(adapter_name)
-    for module in ("bridge", "sch_netem", "sch_prio", "cls_u32"):
+    for module in ("bridge", "sch_netem"):
         _run("modprobe", module)
     with contextlib.ExitStack() as stack:
         cables = Cables(kind, stack)
@@ -121,12 +108,12 @@ def test_good_ranks_are_no_suspects(switch, tmp_path):
 @only_under_stress
 def test_a_rank_that_loses_packets_is_named(switch, tmp_path):
     """Whether it is also slow depends on the load of this machine. rxe counts the negative acknowledgments at the end
-    that has to send again. siw has no counters, and TCP is slow with more loss."""
-    rxe = "rxe" in switch.adapters[1]
-    with switch.lossy(1, 0.5 if rxe else 5):
+    that has to send again."""
+    if "siw" in switch.adapters[1]:
+        pytest.skip("siw has no counters, and its TCP goes by the loopback interface between addresses of one machine")
+    with switch.lossy(1, 0.5):
         status, report = switch.fleet(tmp_path)
     assert (status, report["drain"]) == (1, ["n1"]), report["suspects"]
     (suspect,) = report["suspects"]
     assert suspect["confidence"] >= 0.99
-    if rxe:
-        assert "rcvd_seq_err" in suspect["reason"] and suspect["remedy"].startswith("Look at the cable"), suspect
+    assert "rcvd_seq_err" in suspect["reason"] and suspect["remedy"].startswith("Look at the cable"), suspect
