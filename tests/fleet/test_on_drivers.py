@@ -106,6 +106,25 @@ def test_good_ranks_are_no_suspects(switch, tmp_path):
 
 
 @only_under_stress
+def test_a_rank_with_two_adapters_measures_with_each(switch, tmp_path):
+    """Those of one machine do not meet."""
+    one, *two = switch.adapters
+    with contextlib.ExitStack() as stack:
+        run = Ranks(stack, tmp_path, 2)
+        other = run.start(1, two[1], adapter=two[0])
+        first = run.first("--join", f"{JOIN_S}s", "--full-mesh", adapter=one, pair_s=PAIR_S)
+        assert first.finish(patient(RUN_S)).status == 0
+        assert other.succeed(DEADLINE_S).err == ""
+    report = run.report()
+    assert [(end["rank"], end["node"], end["adapter"]) for end in report["ends"]] == [
+        (0, "n0", one),
+        *((1, "n1", name) for name in two),
+    ]
+    assert {frozenset(row[3:5]) for row in report["measurements"]} == {frozenset((0, 1)), frozenset((0, 2))}
+    assert all(row[5] is not None for row in report["measurements"])
+
+
+@only_under_stress
 def test_a_rank_that_loses_packets_is_named(switch, tmp_path):
     """Whether it is also slow depends on the load of this machine. rxe counts the negative acknowledgments at the end
     that has to send again."""
