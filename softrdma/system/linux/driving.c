@@ -29,7 +29,7 @@
 #define MOST_SPINS 256
 /* It lets others run after so many turns. */
 #define TURNS     4
-#define LINGER_NS 5000
+#define LINGER_NS 20000
 /* A thread that has slept and driven so many times shuts the gates when it sleeps. */
 #define SLEEPS 4
 /* A thread that sleeps longer is not the only one any more that waits for sockets. */
