@@ -262,12 +262,14 @@ SOFT = "tests/contract tests/interop tests/examples tests/networks tests/verbs" 
 FULL = f"tests/contract tests/interop tests/examples tests/verbs {CABLES}"
 # Of ndpy.aio's protocol and of what it does with hostile peers.
 PROTOCOL = "aio_crowd aio_dropped aio_hostile"
-# What no driver changes, because it is of ndpy.aio's protocol, of the cache's bookkeeping, of buffers or of names.
+# What no driver changes, because it is of ndpy.aio's protocol, of the cache's bookkeeping, of buffers or of names. Nor
+# does a driver take the memory that stands for a CUDA device's.
 NO_DRIVERS = f"""
     {PROTOCOL}
-    aio_closed_peers aio_ctrl_c aio_unequal_ends copies_of_objects foreign_regions layouts_of_memory names ndk
-    outstanding pending pytest_plugin registration_cache_exposures registration_cache_fuzz registration_cache_merging
-    registration_cache_threads timeouts
+    aio_closed_peers aio_ctrl_c aio_cuda aio_unequal_ends arrays copies_of_objects cuda_cache cuda_copied
+    cuda_memory foreign_regions layouts_of_memory names ndk outstanding pending pytest_plugin
+    registration_cache_exposures registration_cache_fuzz registration_cache_merging registration_cache_threads
+    timeouts
 """
 RXE = usual_or_full(
     f"{without(NO_DRIVERS)} tests/interop tests/verbs {CABLES} {FLEET} --ignore tests/verbs/test_smoke.py",
