@@ -7,4 +7,4 @@ from kit.aio_ends import run as run
 from kit.aio_ends import windows as windows
 
 if sys.platform == "linux":
-    from kit.fake_cuda import cuda, fake_cuda_path, unmappable  # noqa: F401
+    from kit.fake_cuda import cuda, fake_cuda_path, takes_cuda_memory, unmappable  # noqa: F401

@@ -10,22 +10,17 @@ import threading
 import pytest
 from kit.dlpack import CUDA, Producer
 from kit.fake_cuda import SIZE, CudaArray
-from kit.helpers import DEADLINE_S, has_kernel_driver, host_of, require
+from kit.helpers import DEADLINE_S, host_of
 
 import ndpy
-from ndpy import Access, Capability, aio
+from ndpy import Access, aio
 
 PAGE = mmap.PAGESIZE
 PATTERN = bytes((7 * place + place // 251) % 256 for place in range(SIZE))
 REFUSED = r"is in memory of (a )?CUDA device( 0)?; messages do not take it: expose\(\) it, or read\(\) or write\(\)"
 
 
-@pytest.fixture(autouse=True)
-def _takes_memfds(adapter, cuda):
-    # The driver is asked for first, so that it outlives the regions.
-    require(adapter, Capability.DMABUF)
-    if has_kernel_driver(adapter):
-        pytest.skip("the driver exports a memfd, which no adapter of the kernel takes for a dma-buf")
+pytestmark = pytest.mark.usefixtures("takes_cuda_memory")
 
 
 @pytest.fixture(params=["a dma-buf", "one that cannot be mapped", "an address"])

@@ -16,27 +16,20 @@ from kit.helpers import (
     DEADLINE_S,
     assert_refused,
     contents,
-    has_kernel_driver,
     memory,
-    require,
     succeed,
     wait_until,
 )
 
 import ndpy
-from ndpy import Access, Capability, Operation
+from ndpy import Access, Operation
 
 PAGE = mmap.PAGESIZE
 PATTERN = bytes((7 * place + place // 251) % 256 for place in range(SIZE))
 SINK = Access.LOCAL_WRITE | Access.READ_SINK
 
 
-@pytest.fixture(autouse=True)
-def _takes_memfds(adapter, cuda):
-    # The driver is asked for first, so that it outlives the regions.
-    require(adapter, Capability.DMABUF)
-    if has_kernel_driver(adapter):
-        pytest.skip("the driver exports a memfd, which no adapter of the kernel takes for a dma-buf")
+pytestmark = pytest.mark.usefixtures("takes_cuda_memory")
 
 
 @pytest.fixture(params=["a dma-buf", "one that cannot be mapped", "an address"])

@@ -19,16 +19,14 @@ from kit.helpers import (
     bind,
     contents,
     expose,
-    has_kernel_driver,
     memory,
-    require,
     succeed,
     take,
     wait_until,
 )
 
 import ndpy
-from ndpy import Access, Capability, Operation, Status, aio
+from ndpy import Access, Operation, Status, aio
 from ndpy.platforms.verbs.native_calls import ffi, lib
 
 PAGE = mmap.PAGESIZE
@@ -37,12 +35,7 @@ PATTERN = bytes((7 * place + place // 251) % 256 for place in range(SIZE))
 PARTS = [(0, SIZE), (PAGE, 100), (PAGE + 100, 200), (2 * PAGE - 7, 9)]
 
 
-@pytest.fixture(autouse=True)
-def _is_soft(adapter, cuda):
-    # The driver is asked for first, so that it outlives the regions.
-    require(adapter, Capability.DMABUF)
-    if has_kernel_driver(adapter):
-        pytest.skip("adapters with a driver of the kernel reach a device's memory themselves")
+pytestmark = pytest.mark.usefixtures("takes_cuda_memory")
 
 
 @pytest.fixture(params=["a dma-buf", "an address"])

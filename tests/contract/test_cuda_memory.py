@@ -16,7 +16,6 @@ from kit.helpers import (
     DEADLINE_S,
     assert_refused,
     expose,
-    has_kernel_driver,
     host_of,
     memory,
     open_files,
@@ -33,12 +32,7 @@ EVERY_RIGHT = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.READ_SINK
 PATTERN = bytes((7 * place + place // 251) % 256 for place in range(SIZE))
 
 
-@pytest.fixture(autouse=True)
-def _takes_memfds(adapter, cuda):
-    # The driver is asked for first, so that it outlives the regions.
-    require(adapter, Capability.DMABUF)
-    if has_kernel_driver(adapter):
-        pytest.skip("the driver exports a memfd, which no adapter of the kernel takes for a dma-buf")
+pytestmark = pytest.mark.usefixtures("takes_cuda_memory")
 
 
 def interfaced(fake, offset, length, **entries):

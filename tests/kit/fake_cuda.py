@@ -16,6 +16,8 @@ import pytest
 
 from kit import linux_only as linux_only
 from kit.deadlines import DEADLINE_S
+from kit.helpers import has_kernel_driver, require
+from ndpy import Adapter, Capability
 from ndpy.objects import cuda as layer
 
 SOURCE = Path(__file__).with_name("fake_cuda.c")
@@ -120,3 +122,13 @@ def cuda(fake_cuda_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (fake.seen.mistakes, fake.seen.contexts, fake.seen.retained) == (0, 0, 0)
     # A context that was destroyed has taken its streams along.
     assert not fake.seen.streams or fake.settings.lost
+
+
+@pytest.fixture
+def takes_cuda_memory(adapter: Adapter, cuda: FakeCuda) -> None:
+    """Skips on adapters that cannot have this driver's memory. It asks for the driver first, which so outlives the regions."""
+    require(adapter, Capability.DMABUF)
+    if has_kernel_driver(adapter):
+        pytest.skip(
+            "the driver's memory is a memfd, or an address that it copies from: no driver of the kernel takes it"
+        )
