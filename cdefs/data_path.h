@@ -367,13 +367,20 @@ HOT const struct ndpy_shared_queue *shared_queue_of(const struct ndpy_slot *slot
 }
 
 /* Notes that a request of a ring has failed. Call this with the completion queue's lock. */
-APART void note_failure(struct ndpy_ring *ring, const struct ndpy_slot *slot)
+APART void note_failure(struct ndpy_ring *ring, const struct ndpy_slot *slot, uint32_t sequence)
 {
+    ring->latest_failure = sequence;
     if (atomic_load_explicit(&ring->failed, memory_order_relaxed))
         return;
     ring->first_failure = (struct ndpy_failed_request){slot->context, slot->remote_address, slot->nbytes,
                                                        slot->remote_token, slot->operation};
     atomic_store_explicit(&ring->failed, 1, memory_order_release);
+}
+
+/* Whether the request's latest completion is repeated. */
+HOT int has_failed_already(const struct ndpy_ring *ring, uint32_t sequence, int32_t newly)
+{
+    return newly <= 0 && ring->latest_failure == sequence && atomic_load_explicit(&ring->failed, memory_order_relaxed);
 }
 
 /* Translates any other completion. */
@@ -399,8 +406,10 @@ HOT void translate_rest(const struct native_steps *steps, const void *result, st
     if (ring) {
         newly = (int32_t)(sequence + 1 - atomic_load_explicit(&ring->retired, memory_order_relaxed));
         out->queue_pair = ring->number;
-        if (!is_posted || (int32_t)(sequence + 1 - atomic_load_explicit(&ring->posted, memory_order_acquire)) > 0) {
-            /* libsiw keeps a request that the kernel refused, and the kernel flushes it in the end. */
+        if (!is_posted || (int32_t)(sequence + 1 - atomic_load_explicit(&ring->posted, memory_order_acquire)) > 0 ||
+            has_failed_already(ring, sequence, newly)) {
+            /* libsiw keeps a request that the kernel refused, and the kernel flushes it in the end. See also
+               Quirk.SIW_FLUSHES_A_QUEUED_READ_TWICE. */
             out->flags = NDPY_INTERNAL;
             out->retired = 0;
             return;
@@ -410,7 +419,7 @@ HOT void translate_rest(const struct native_steps *steps, const void *result, st
         if (slot->flags & NDPY_SILENT_SUCCESS ? out->status == NDPY_SUCCESS : slot->flags & NDPY_MARKER)
             out->flags = NDPY_INTERNAL;
         if (out->status != NDPY_SUCCESS)
-            note_failure(ring, slot);
+            note_failure(ring, slot, sequence);
     } else {
         out->queue_pair = steps->queue_pair(result);
         out->retired = 0;

@@ -72,6 +72,7 @@ struct ndpy_ring {
     atomic_uint retired;
     atomic_uint failed;                       /* whether a request has failed; all later ones fail too */
     struct ndpy_failed_request first_failure; /* which one, once `failed` is set; its length is 0 if it was flushed */
+    uint32_t latest_failure;                  /* the number of the latest one */
     uint32_t depth;
     uint32_t silent_run;
     uint32_t number;

@@ -257,6 +257,18 @@ class Quirk(enum.Enum):
         "Linux drivers/infiniband/sw/siw/siw_cm.c, siw_accept(): siw_qp_socket_assoc() follows siw_send_mpareqrep(); "
         "seen on 6.1 between two hosts, once in 25 connections",
     )
+    SIW_FLUSHES_A_QUEUED_READ_TWICE = _siw(
+        "siw completes a read twice when it flushes one that it has taken up and not begun to send",
+        "Linux drivers/infiniband/sw/siw/siw_qp.c, siw_sq_flush(): such a read is in the list of outstanding reads, "
+        "and the current request too; seen on 6.1",
+        workaround="ndpy drops the second completion",
+    )
+    SIW_KEEPS_REQUESTS_OF_A_CLOSING_QUEUE_PAIR = _siw(
+        "siw never completes what is queued when a connection closes and no request is being sent",
+        "Linux drivers/infiniband/sw/siw/siw_qp.c, siw_qp_nextstate_from_close(): it flushes only if the current "
+        "request is not idle; seen on 6.1",
+        workaround="ndpy cancels the requests",
+    )
     SIW_CANCELS_BEFORE_REFUSALS = _siw(
         "siw cancels the receives of a client that is refused, which may be seen before the refusal",
         "Linux drivers/infiniband/sw/siw/siw_cm.c, siw_cm_work_handler(): siw_qp_llp_close() in the thread that hands "

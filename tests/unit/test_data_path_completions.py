@@ -128,6 +128,24 @@ def test_a_completion_of_a_request_that_was_refused_is_internal_and_retires_noth
     assert lib.ndpy_queue_pair_ended(qp, 0) == 1
 
 
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_request_that_is_flushed_twice_is_told_once(provider, before):
+    """See Quirk.SIW_FLUSHES_A_QUEUED_READ_TWICE."""
+    qp = provider.queue_pair()
+    for _ in range(before):
+        provider.carry_out(qp, lib.NDPY_SEND, 1)
+    provider.poll()
+    ids = []
+    for context in range(3):
+        assert post(qp, lib.NDPY_READ, 1, context=context) == 0
+        ids.append(provider.sent.id)
+    for which in (0, 1, 1, 2, 2):
+        provider.library.complete(ids[which], WC_SEND, lib.IBV_WC_WR_FLUSH_ERR, 0, 0, 0)
+    told = [(each.context, each.retired) for each in provider.poll() if not each.flags & lib.NDPY_INTERNAL]
+    assert told == [(0, 1), (1, 1), (2, 1)]
+    assert in_flight(qp) == 0
+
+
 def test_whether_the_first_requests_have_ended_and_how(provider):
     qp = provider.queue_pair()
     for _ in range(3):
@@ -332,6 +350,18 @@ def test_what_is_left_of_a_queue_pair_is_cancelled_in_order(provider, ended_befo
     assert [each.operation for each in left] == operations
     assert [(each.retired, each.queue_pair) for each in left] == [(1, NUMBER)] * 4
     assert (left[0].context, left[2].context, left[0].nbytes) == (1, 3, 0)
+
+
+def test_a_silent_request_behind_a_failed_one_is_cancelled_aloud(provider):
+    qp = provider.queue_pair()
+    provider.carry_out(qp, lib.NDPY_SEND, 1, status=lib.IBV_WC_LOC_PROT_ERR)
+    provider.poll()
+    silent(qp, 2)
+    assert bind(qp, lib.NDPY_MARKER) == 0
+    assert lib.ndpy_cancel_rest(qp, 0, provider.cq) == 3
+    canceled = (lib.NDPY_CANCELED, 0)
+    marker = (lib.NDPY_SUCCESS, lib.NDPY_INTERNAL)
+    assert [(each.status, each.flags) for each in provider.poll()] == [canceled, canceled, marker]
 
 
 def test_cancelling_nothing_leaves_a_queue_pair_as_it_was(provider):
