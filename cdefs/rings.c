@@ -357,7 +357,7 @@ static int cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_comp
     uint32_t left = ring_in_flight(ring);
     uint32_t retired = atomic_load(&ring->retired);
     /* A silent request may have succeeded, but not behind one that failed. */
-    int spared = atomic_load(&ring->failed) ? NDPY_MARKER : NDPY_SILENT_SUCCESS | NDPY_MARKER;
+    int untold = atomic_load(&ring->failed) ? NDPY_MARKER : NDPY_SILENT_SUCCESS | NDPY_MARKER;
     struct ndpy_slot *place = ring->newest ? ring->newest->next : NULL;
 
     if (left && reserve_stored(cq, left))
@@ -374,7 +374,7 @@ static int cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_comp
             .retired = 1,
         };
 
-        if (slot->flags & spared) {
+        if (slot->flags & untold) {
             completion.status = NDPY_SUCCESS;
             completion.native_status = 0;
             completion.flags = NDPY_INTERNAL;
