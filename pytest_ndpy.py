@@ -98,9 +98,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[None]:
     watch = _watch_of(request)
-    if watch is None or fixturedef.scope == "function":
+    if watch is None or (fixturedef.scope == "function" and fixturedef.argname != "rdma_faults"):
         return (yield)
-    # What a fixture for several tests opens may stay open behind this one.
+    # What a fixture for several tests opens may stay open behind this one, and so may the shim, which rdma_faults loads.
     with watch.allowed():
         return (yield)
 
@@ -236,10 +236,11 @@ def rdma_faults(request: pytest.FixtureRequest, rdma_adapter_name: str, rdma_env
     """`adapter = rdma_faults(Fault("status", operation="send", nth=3, status="RETRY_EXC_ERR"))` opens an adapter with
     faults of ndpy.faults, for one test.
 
-    The whole process has the faults from then on, on soft0 also adapters that were open before, and so have the peers
-    and programs that the test starts later. They end with the test. Its report says which faults fired, and where. A
-    test that ends well while one has never fired fails, unless allow_unfired=True was given.
-    Needs soft0 or softnd, which --rdma soft takes, and is skipped elsewhere.
+    Adapters that the process opens later have the faults too, on soft0 also those that were open before, and so have the
+    peers and programs that the test starts later. They end with the test. Its report says which faults fired, and
+    where. A test that ends well while one has never fired fails, unless allow_unfired=True was given.
+    The engines of soft0 and softnd make the faults themselves, and for other adapters of Linux the shim does. Other
+    adapters of Windows have none, and the test is skipped.
     """
     from ndpy.testing.faulty import Faults
 

@@ -294,8 +294,8 @@ int ndpy_cm_let_go(struct rdma_cm_id *id)
 {
     int null, error = 0;
 
-    /* softverbs has no files of the kernel. */
-    if (!id->verbs || of_cm_id(id)->call_softverbs_addresses)
+    /* softverbs has no files of the kernel. A device that the shim removes stays, and librdmacm will use it again. */
+    if (!id->verbs || of_cm_id(id)->call_softverbs_addresses || is_faulty(of_cm_id(id)))
         return 0;
     null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (null < 0)

@@ -1,12 +1,19 @@
 /* The functions of loader.c, events.c, connecting.c, extended.c, data_path.c and userfaultfd.c that Python calls. */
 
-/* Which libraries: the system's libibverbs and librdmacm (or those that the environment names), or softverbs. */
-enum ndpy_library_number { NDPY_SYSTEM, NDPY_SOFTVERBS };
+/* Which libraries: the system's libibverbs and librdmacm (or those that the environment names), or softverbs. With
+   NDPY_FAULTY, through the shim. */
+enum ndpy_library_number { NDPY_SYSTEM, NDPY_SOFTVERBS, NDPY_FAULTY, NDPY_LIBRARY_COUNT = 4 };
 
 /* Opens both libraries and looks up the symbols of ibverbs.h, rdmacm.h and softverbs.h in them. Returns 0 on success.
-   Otherwise 1 (libibverbs) or 2 (librdmacm) says which one cannot be used, and `failed` has the reason. */
+   Otherwise 1 (libibverbs) or 2 (librdmacm) says which one cannot be used, and `failed` has the reason. With
+   NDPY_FAULTY the shim has been opened. */
 int ndpy_load(int library, const char *verbs_path, const char *rdmacm_path, char *failed, size_t failed_size);
 int ndpy_has_symbol(int library, const char *name);
+/* The shim, which stays open. Both return 0, or an errno with the reason in `failed`. A scenario begins with the
+   second, and ends with the third. */
+int ndpy_load_shim(const char *path, char *failed, size_t failed_size);
+int ndpy_begin_faults(const char *path, char *failed, size_t failed_size);
+void ndpy_end_faults(void);
 
 /* The functions without an object that leads to its library. The library has been loaded. */
 struct ibv_device **ndpy_get_device_list(int library, int *count);

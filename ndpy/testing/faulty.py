@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from types import TracebackType
 
 import pytest
 
 import ndpy
 from ndpy.faults import Fault, Report, Scenario
-from ndpy.faults.injection import VARIABLE, Injection
+from ndpy.faults.injection import Injection, load_shim
 from ndpy.testing import leaks, session
 
 
@@ -24,8 +23,14 @@ class Faults:
     def __init__(self, adapter_name: str, environment: dict[str, str]) -> None:
         self._adapter_name = adapter_name
         self.failed = False
-        if not session.makes_faults(adapter_name):
-            pytest.skip(f"{adapter_name} has no faults: soft0 and softnd make them, which --rdma soft takes")
+        self._executor = session.executor(adapter_name) or pytest.skip(
+            f"{adapter_name} has no faults: softnd makes them, which --rdma soft takes"
+        )
+        if self._executor == "shim":
+            try:
+                load_shim()
+            except ndpy.ProviderNotFoundError as error:
+                pytest.skip(f"{adapter_name} has no faults: {error}")
         self._environment = environment
         self._injection: Injection | None = None
         self._stack = contextlib.ExitStack()
@@ -34,8 +39,8 @@ class Faults:
     def __call__(self, *faults: Fault, seed: int = 0, allow_unfired: bool = False) -> ndpy.Adapter:
         """Return an adapter with these faults, open until the test ends.
 
-        The process's other adapters have them too until then: those of soft0 all, those of softnd if they are opened
-        later. So have the programs and peers that the test starts. Each process counts for itself.
+        The process's other adapters have them too until then: those of soft0 all, others if they are opened later. So
+        have the programs and peers that the test starts. Each process counts for itself.
 
         Parameters:
             faults: of a scenario.
@@ -47,12 +52,9 @@ class Faults:
         if self._injection is not None:
             raise RuntimeError("a test has one scenario: give all faults to one call of rdma_faults()")
         self._allow_unfired = allow_unfired
-        self._injection = self._stack.enter_context(Injection(Scenario(faults, seed)))
-        path = str(self._injection.path)
-        # Adapters look for it when they are opened.
-        self._stack.callback(_set, os.environ.get(VARIABLE))
-        _set(path)
-        self._environment[VARIABLE] = path
+        self._injection = self._stack.enter_context(Injection(Scenario(faults, seed), self._executor))
+        self._injection.begin()
+        self._environment.update(self._injection.variables(self._environment))
         return self._stack.enter_context(leaks.closing(ndpy.open_adapter(self._adapter_name)))
 
     def report(self) -> Report:
@@ -70,11 +72,7 @@ class Faults:
         report = self.report()
         self._stack.close()
         if report.never and not self._allow_unfired and not self.failed:
-            pytest.fail(str(report), pytrace=False)
-
-
-def _set(path: str | None) -> None:
-    if path is None:
-        os.environ.pop(VARIABLE, None)
-    else:
-        os.environ[VARIABLE] = path
+            older = (
+                "\n(adapters that were open before rdma_faults() have no faults)" if self._executor == "shim" else ""
+            )
+            pytest.fail(f"{report}{older}", pytrace=False)

@@ -48,9 +48,11 @@ def _soft() -> str:
     return "softnd0"
 
 
-def makes_faults(name: str) -> bool:
-    """Whether an adapter makes the faults of a scenario itself."""
-    return name == softverbs.NAME if sys.platform == "linux" else _info(name).driver == softnd_installation.DLL
+def executor(name: str) -> str | None:
+    """What makes the faults of a scenario at an adapter. None: nothing does."""
+    if sys.platform == "linux":
+        return "engine" if name == softverbs.NAME else "shim"
+    return "softnd" if _info(name).driver == softnd_installation.DLL else None
 
 
 def require(item: pytest.Item) -> bool:

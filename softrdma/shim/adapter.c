@@ -1,6 +1,8 @@
 /* Faults of the adapter. Some happen at a request, others at a time. All with the lock. */
 #include "shim.h"
 
+#include <string.h>
+
 static uint64_t fired[1024 / 64]; /* of the faults that happen at a time, by number */
 static bool gone, events_lost;
 
@@ -12,6 +14,21 @@ bool adapter_gone(void)
 bool adapter_loses_events(void)
 {
     return events_lost;
+}
+
+static void renew(struct object *object, void *what)
+{
+    struct context *context = (struct context *)object;
+
+    (void)what;
+    context->port_down = context->gone = false;
+}
+
+void adapter_renew(void)
+{
+    memset(fired, 0, sizeof fired);
+    gone = events_lost = false;
+    each_object(OBJECT_CONTEXT, renew, NULL);
 }
 
 struct event_for_all {
@@ -97,9 +114,8 @@ void adapter_at_request(struct qp *qp)
 {
     const struct place place = {.at = AT_ADAPTER, .queue_pair = qp != NULL ? qp->number : 0, .caller = caller};
 
-    if (gone || !scenario_usable())
-        return;
-    const struct fault *fault = scenario_at(scenario, &place);
+    struct scenario *now = gone ? NULL : scenario_now();
+    const struct fault *fault = now != NULL ? scenario_at(now, &place) : NULL;
     if (fault != NULL)
         happens(fault, qp);
 }
@@ -121,6 +137,7 @@ static void choose(struct object *object, void *what)
 
 uint64_t adapter_on_time(uint64_t now)
 {
+    struct scenario *scenario = scenario_now();
     uint64_t next = NEVER;
 
     if (scenario == NULL)

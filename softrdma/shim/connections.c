@@ -247,7 +247,8 @@ static const struct fault *fault_of(struct rdma_cm_id *id, bool passive)
         .caller = caller,
     };
     unlock();
-    return scenario_usable() ? scenario_at(scenario, &place) : NULL;
+    struct scenario *now = scenario_now();
+    return now != NULL ? scenario_at(now, &place) : NULL;
 }
 
 static void end_later(struct rdma_cm_id *id, const struct fault *fault)

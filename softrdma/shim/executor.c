@@ -6,21 +6,24 @@
 #include <time.h>
 #include <unistd.h>
 
-bool shim_on;
-struct scenario *scenario;
+bool shim_on, is_hosted;
+static struct scenario *_Atomic scenario;
 static bool is_wrong;
 _Thread_local const void *caller;
 _Thread_local unsigned inside;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-/* softverbs looks for it: the shim is then the one that executes the scenario. */
-EXPORT const char ndpy_faults_shim[] = "shim";
 
 __attribute__((constructor)) static void load(void)
 {
     const char *path = getenv(SCENARIO_VARIABLE);
 
     shim_on = path != NULL && *path != '\0';
+}
+
+/* softverbs asks whether the shim executes the scenario of the environment. */
+EXPORT bool ndpy_faults_shim(void)
+{
+    return !is_hosted || scenario != NULL;
 }
 
 uint64_t now_ns(void)
@@ -65,19 +68,26 @@ static bool can(const struct fault *fault)
     }
 }
 
+static struct scenario *read_suitable(const char *path, char *error, size_t size)
+{
+    struct scenario *made = scenario_read(path, error, size);
+
+    if (made == NULL || scenario_suits(made, "the shim", can, error, size))
+        return made;
+    scenario_free(made);
+    return NULL;
+}
+
 static void read_scenario(void)
 {
     char error[512];
     const char *path = getenv(SCENARIO_VARIABLE);
 
-    /* A child of the process that loaded this may have removed it. */
-    if (path == NULL || *path == '\0')
+    /* A child of the process that loaded this may have removed it. A program that has opened the shim itself says when
+     * a scenario begins. */
+    if (path == NULL || *path == '\0' || is_hosted)
         return;
-    struct scenario *made = scenario_read(path, error, sizeof error);
-    if (made != NULL && !scenario_suits(made, "the shim", can, error, sizeof error)) {
-        scenario_free(made);
-        made = NULL;
-    }
+    struct scenario *made = read_suitable(path, error, sizeof error);
     if (made == NULL)
         fprintf(stderr, "%s\n", error);
     scenario = made;
@@ -90,10 +100,10 @@ bool may_open(void)
     return !is_wrong;
 }
 
-bool scenario_usable(void)
+struct scenario *scenario_now(void)
 {
     pthread_once(&once, read_scenario);
-    return scenario != NULL;
+    return scenario;
 }
 
 static void wait_ms(uint64_t ms)
@@ -114,7 +124,8 @@ static const struct fault *fault_of_call(enum fault_call call, const struct qp *
         .caller = caller,
     };
 
-    return inside == 0 && scenario_usable() ? scenario_at(scenario, &place) : NULL;
+    struct scenario *now = inside == 0 ? scenario_now() : NULL;
+    return now != NULL ? scenario_at(now, &place) : NULL;
 }
 
 /* What a program can do after the adapter has gone: take what has happened, and give back what it has. */
@@ -187,7 +198,8 @@ const struct fault *request_fault(struct qp *qp, enum fault_operation operation,
         .caller = caller,
     };
 
-    return scenario_usable() ? scenario_at(scenario, &place) : NULL;
+    struct scenario *now = scenario_now();
+    return now != NULL ? scenario_at(now, &place) : NULL;
 }
 
 const struct fault *message_fault(const struct qp *qp, enum fault_operation operation, unsigned kinds, uint64_t size,
@@ -203,28 +215,90 @@ const struct fault *message_fault(const struct qp *qp, enum fault_operation oper
         .content_size = content_size,
         .caller = caller,
     };
-    const struct fault *fault = scenario_usable() ? scenario_at(scenario, &place) : NULL;
+    struct scenario *now = scenario_now();
+    const struct fault *fault = now != NULL ? scenario_at(now, &place) : NULL;
 
-    *random = fault != NULL ? scenario_random(scenario, fault, &place) : 0;
+    *random = fault != NULL ? scenario_random(now, fault, &place) : 0;
     return fault;
 }
 
 bool has_faults_of(enum fault_kind kind)
 {
-    if (!scenario_usable())
+    const struct scenario *now = scenario_now();
+
+    if (now == NULL)
         return false;
-    for (unsigned i = 0; i < scenario_faults(scenario); i++)
-        if (scenario_fault(scenario, i)->kind == kind)
+    for (unsigned i = 0; i < scenario_faults(now); i++)
+        if (scenario_fault(now, i)->kind == kind)
             return true;
     return false;
 }
 
 bool has_faults_at(enum fault_at at)
 {
-    if (!scenario_usable())
+    const struct scenario *now = scenario_now();
+
+    if (now == NULL)
         return false;
-    for (unsigned i = 0; i < scenario_faults(scenario); i++)
-        if (scenario_fault(scenario, i)->at == at)
+    for (unsigned i = 0; i < scenario_faults(now); i++)
+        if (scenario_fault(now, i)->at == at)
             return true;
     return false;
+}
+
+/* ---- A program that has opened the shim itself ---- */
+
+/* All scenarios. Another thread may still look at one that has ended. */
+static struct begun {
+    struct begun *next;
+    struct scenario *scenario;
+} *begun;
+
+/* Before the others. The thread starts, and its descriptors stay from now on. */
+EXPORT void ndpy_faults_host(void)
+{
+    is_hosted = true;
+    lock();
+    thread_wake();
+    unlock();
+}
+
+/* The function that stands in for the one of this name that the program has found in a library. */
+EXPORT void *ndpy_faults_function(const char *name, void *found)
+{
+    return library_replacement(name, found);
+}
+
+/* Ends the scenario. What it did to completions and connections takes its course. */
+EXPORT void ndpy_faults_end(void)
+{
+    lock();
+    adapter_renew();
+    scenario = NULL;
+    unlock();
+}
+
+/* Begins a scenario: all counts begin, and queue pairs that are there have no number. Returns 0, or an errno with the
+ * reason in `error`. */
+EXPORT int ndpy_faults_begin(const char *path, char *error, size_t size)
+{
+    struct begun *kept = malloc(sizeof *kept);
+    struct scenario *made = kept != NULL ? read_suitable(path, error, size) : NULL;
+
+    if (made == NULL) {
+        int number = kept != NULL ? EINVAL : ENOMEM;
+        if (kept == NULL)
+            snprintf(error, size, "no memory");
+        free(kept);
+        return number;
+    }
+    lock();
+    *kept = (struct begun){begun, made};
+    begun = kept;
+    adapter_renew();
+    qps_renumber();
+    scenario = made;
+    thread_wake();
+    unlock();
+    return 0;
 }

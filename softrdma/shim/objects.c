@@ -392,6 +392,18 @@ static struct qp *qp_take(struct ibv_qp *ibv, const int *sq_sig_all)
     return qp;
 }
 
+static void unnumber(struct object *object, void *what)
+{
+    (void)what;
+    ((struct qp *)object)->number = 0;
+}
+
+void qps_renumber(void)
+{
+    qps_made = 0;
+    each_object(OBJECT_QP, unnumber, NULL);
+}
+
 struct qp *qp_of(struct ibv_qp *ibv)
 {
     return qp_take(ibv, NULL);

@@ -116,7 +116,7 @@ struct qp {
     struct ibv_qp *ibv;
     struct context *context;
     struct cq *send_cq, *recv_cq;
-    uint32_t number; /* by order of creation in the process, from 1 */
+    uint32_t number; /* by order of creation in the process, from 1; 0: older than the scenario */
     bool all_signaled;
     bool failing; /* a request has failed or will, so later ones do not reach the adapter */
     bool failed;  /* the real queue pair was moved to the error state */
@@ -169,10 +169,10 @@ struct late_receive {
 };
 
 /* executor.c */
-extern struct scenario *scenario;
-/* Both read the scenario at the first call. */
+extern bool is_hosted; /* the program has opened the shim itself, and begins and ends scenarios */
+/* Both read the scenario of the environment at the first call. */
 bool may_open(void);                     /* unless it has an error */
-bool scenario_usable(void);              /* there is one */
+struct scenario *scenario_now(void);     /* NULL: none */
 extern _Thread_local const void *caller; /* of the function of verbs that runs */
 extern _Thread_local unsigned inside;    /* calls of librdmacm's functions, which call others of verbs themselves */
 /* Counts the call. Returns the errno with which it is to fail, or 0. Waits if it is slow. */
@@ -213,6 +213,8 @@ void context_forget(struct context *context);
 void channel_forget(struct channel *channel);
 void cq_forget(struct cq *cq);
 void qp_forget(struct qp *qp);
+/* Those to come count from 1. Those that are there have no number. */
+void qps_renumber(void);
 struct qp *qp_numbered(const struct context *context, uint32_t qp_num);
 void each_object(enum object_kind kind, void (*act)(struct object *, void *), void *what);
 enum live {
@@ -298,6 +300,7 @@ void async_raise(struct context *context, enum ibv_event_type type, void *elemen
 /* adapter.c. With the lock. */
 bool adapter_gone(void);
 bool adapter_loses_events(void);
+void adapter_renew(void); /* as before any fault */
 /* A request is posted. The queue pair is NULL for a shared receive queue. */
 void adapter_at_request(struct qp *qp);
 /* Returns when the next fault is due, or NEVER. */

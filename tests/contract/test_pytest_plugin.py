@@ -451,13 +451,13 @@ def test_options_that_do_not_go_together_are_refused(session, arguments):
 
 
 FAULTY = """
-    import subprocess, sys
+    import contextlib, subprocess, sys, time
 
     import pytest
 
     import ndpy
-    from ndpy.faults import Fault
-    from ndpy.testing import connected_pair
+    from ndpy.faults import Fault, ScenarioError
+    from ndpy.testing import connected_pair, session
 
     FIRST_SEND = Fault("status", operation="send", nth=1, status="RETRY_EXC_ERR")
     NEVER = Fault("errno", call="reg_mr", nth=1000, errno="ENOMEM")
@@ -477,11 +477,38 @@ FAULTY = """
     def test_the_next_test_has_none(rdma_adapter):
         send(rdma_adapter)
 
+    def test_the_second_write_fails(rdma_faults):
+        adapter = rdma_faults(Fault("status", operation="write", nth=2, status="REM_ACCESS_ERR"))
+        with connected_pair(adapter) as (client, server):
+            client.queue_pair.write(client.memory, server.memory.remote())
+            client.take_ok()
+            client.queue_pair.write(client.memory, server.memory.remote())
+            with pytest.raises(ndpy.AccessViolationError):
+                client.take_ok()
+
+    def test_a_completion_is_late(rdma_faults):
+        adapter = rdma_faults(Fault("delay", at="request", operation="send", nth=1, ms=300))
+        begin = time.monotonic()
+        send(adapter)
+        assert time.monotonic() - begin > 0.3
+
+    def test_a_creation_fails(rdma_faults):
+        adapter = rdma_faults(Fault("errno", call="create_cq", errno="ENOMEM"))
+        with pytest.raises(ndpy.NdpyError, match="create completion queue"):
+            adapter.create_completion_queue(4)
+
     @pytest.mark.skipif(sys.platform == "win32", reason="softnd's adapters know nothing of each other")
-    def test_adapters_that_were_open_before_have_them(rdma_adapter, rdma_faults):
-        rdma_faults(FIRST_SEND)
-        with pytest.raises(ndpy.NdpyError):
+    def test_adapters_that_were_open_before(rdma_adapter, rdma_faults):
+        rdma_faults(FIRST_SEND, allow_unfired=True)
+        has_them = session.executor(rdma_adapter.info.name) == "engine"
+        with pytest.raises(ndpy.NdpyError) if has_them else contextlib.nullcontext():
             send(rdma_adapter)
+        assert len(rdma_faults.report().fired) == has_them
+
+    def test_an_impossible_fault(rdma_faults, rdma_adapter_name):
+        impossible = "mute" if session.executor(rdma_adapter_name) == "shim" else "duplicate"
+        with pytest.raises(ScenarioError, match=impossible):
+            rdma_faults(Fault(impossible, nth=1))
 
     def test_never(rdma_faults):
         send(rdma_faults(NEVER))
@@ -521,16 +548,17 @@ FAULTY = """
 
 
 @slow_on_windows
-def test_faults_fire_at_the_adapter_of_their_test_and_are_told(session, adapter_name):
+@pytest.mark.parametrize("by", ["own", "shim"])
+def test_faults_fire_at_the_adapter_of_their_test_and_are_told(session, pytester, adapter_name, by):
+    if by == "shim":
+        if adapter_name != "soft0":
+            pytest.skip("drivers have the shim in any case, and Windows has none")
+        pytester.makeconftest("from ndpy.testing import session\n\nsession.executor = lambda name: 'shim'\n")
     document = (ROOT / "docs/faults.md").read_text("utf-8")
     (example,) = [block for block in document.split("```python\n") if "def test_a_send_that_fails" in block]
     result = session(textwrap.dedent(FAULTY) + example.partition("```")[0], "-rs")
-    if adapter_name not in ("soft0", "softnd0"):
-        result.assert_outcomes(passed=2, skipped=9)
-        result.stdout.fnmatch_lines([f"*{adapter_name} has no faults: soft0 and softnd make them*"])
-        return
     windows = sys.platform == "win32"
-    result.assert_outcomes(passed=10 - windows, failed=1, errors=1, skipped=windows)
+    result.assert_outcomes(passed=14 - windows, failed=1, errors=1, skipped=windows)
     result.stdout.fnmatch_lines(
         [
             "*ERROR at teardown of test_never*",

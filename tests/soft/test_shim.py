@@ -12,11 +12,13 @@ from pathlib import Path
 import building
 import pytest
 from c_programs import PROGRAMS, run
+from kit.deadlines import patient
 from kit.helpers import sample
 from kit.processes import Process, free_port, wait_for_tcp_listener
 from kit.programs import built
 
-from ndpy.faults.injection import Injection
+import ndpy
+from ndpy.faults.injection import Injection, load_shim
 from ndpy.faults.scenario import Fault, Scenario
 from ndpy.platforms.verbs import softverbs
 
@@ -393,3 +395,74 @@ def test_datagrams_at_a_full_queue(tmp_path, words, expected):
         timeout=100,
     )
     assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
+
+
+# ---- in a process that begins and ends scenarios itself ----
+
+
+def python(code: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=patient(60)
+    )
+
+
+def test_each_scenario_of_a_process_begins_anew(tmp_path):
+    """Queue pairs count from 1 and faults at a time fire again, also beside an adapter that has outlived its scenario."""
+    wrong = tmp_path / "wrong"
+    wrong.write_text("scenario 1\nfault at=message do=split nth=1\n")
+    done = python(
+        f"""if True:
+        import contextlib
+        import ndpy
+        from ndpy.faults.injection import Injection, load_shim
+        from ndpy.faults.scenario import Fault, Scenario
+        from ndpy.platforms.verbs import native_calls
+        from ndpy.testing import connected_pair
+
+        def sends(adapter):
+            with connected_pair(adapter) as (client, server):
+                server.queue_pair.receive(server.memory)
+                client.queue_pair.send(client.memory[:5])
+                return client.take()[0].ok
+
+        faults = [
+            Fault("status", operation="send", queue_pair=1, nth=1, status="RETRY_EXC_ERR"),
+            Fault("port_down", after_ms=1),
+        ]
+        load_shim()
+        load_shim()
+        with contextlib.ExitStack() as outliving:
+            before = outliving.enter_context(ndpy.open_adapter("soft0"))
+            for _ in range(2):
+                with Injection(Scenario(faults), "shim") as injection:
+                    injection.begin()
+                    adapter = outliving.enter_context(ndpy.open_adapter("soft0"))
+                    print(sends(adapter), sends(before))
+                    injection.report().check()
+                print(sends(adapter), sends(before))
+            try:
+                native_calls.begin_faults({str(wrong)!r})
+            except ValueError as error:
+                print(error)
+            print(sends(adapter))
+        """
+    )
+    each = ["False True", "True True"]
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:4] + lines[5:] == [*each, *each, "True"]
+    assert re.search(r"line 2: the shim cannot do=split", lines[4])
+
+
+def test_a_process_that_has_the_shim_already_opens_no_second_one():
+    with Injection(Scenario([]), "shim") as injection:
+        done = python("from ndpy.faults.injection import load_shim; load_shim()", injection.environment())
+    assert done.returncode == 1
+    assert "ProviderNotFoundError" in done.stderr
+    assert "by LD_PRELOAD" in done.stderr
+
+
+def test_without_a_shim_a_process_says_so(monkeypatch):
+    monkeypatch.setattr("ndpy.faults.injection.SHIM", "nothing.so")
+    with pytest.raises(ndpy.ProviderNotFoundError, match="this installation has no shim"):
+        load_shim()

@@ -1,6 +1,7 @@
 """The compiled module that calls libibverbs and librdmacm, and the exceptions for failed calls.
 
-load() opens the two libraries, and load_for() those of an adapter: the system's, or softverbs.
+load() opens the two libraries, and load_for() those of an adapter: the system's, or softverbs. After load_shim() both
+are there through the shim too, which makes faults. load_for() takes these between begin_faults() and end_faults().
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ LIBRARIES = (
 _lock = threading.Lock()
 _loaded = False
 _softverbs_loaded = False
+_shim_loaded = False
+# The libraries that were loaded through the shim, and lib.NDPY_FAULTY while there is a scenario.
+_faulty_loaded: set[int] = set()
+_faulty = 0
 
 
 def _renew_lock() -> None:
@@ -60,7 +65,7 @@ def load() -> None:
     with _lock:
         if _loaded:
             return
-        paths = [os.environ.get(variable) or name for variable, name, _ in LIBRARIES]
+        paths = _paths(lib.NDPY_SYSTEM)
         failed, reason = _load(lib.NDPY_SYSTEM, paths)
         if failed:
             from ndpy.platforms.verbs import distribution
@@ -88,6 +93,25 @@ def load_for(name: str) -> int:
 
     Raises ProviderNotFoundError.
     """
+    library = _load_for(name)
+    if not _faulty:
+        return library
+    with _lock:
+        if library not in _faulty_loaded:
+            failed, reason = _load(library | lib.NDPY_FAULTY, _paths(library))
+            if failed:
+                raise ProviderNotFoundError(f"the libraries of {name} cannot be used through the shim ({reason})")
+            _faulty_loaded.add(library)
+    return library | _faulty
+
+
+def _paths(library: int) -> list[str]:
+    if library == lib.NDPY_SOFTVERBS:
+        return [str(softverbs.folder() / softverbs.LIBRARY)] * 2
+    return [os.environ.get(variable) or name for variable, name, _ in LIBRARIES]
+
+
+def _load_for(name: str) -> int:
     global _softverbs_loaded
     if name != softverbs.NAME:
         load()
@@ -101,13 +125,47 @@ def load_for(name: str) -> int:
         if lib.ndpy_has_symbol(lib.NDPY_SYSTEM, softverbs.MARK):
             # The process has softverbs in place of the system's libraries. A second copy would have another state.
             return int(lib.NDPY_SYSTEM)
-    path = str(softverbs.folder() / softverbs.LIBRARY)
+    paths = _paths(lib.NDPY_SOFTVERBS)
     with _lock:
-        failed, reason = _load(lib.NDPY_SOFTVERBS, [path, path])
+        failed, reason = _load(lib.NDPY_SOFTVERBS, paths)
         if failed:
-            raise ProviderNotFoundError(f"{path} cannot be used ({reason}); install ndpy again")
+            raise ProviderNotFoundError(f"{paths[0]} cannot be used ({reason}); install ndpy again")
         _softverbs_loaded = True
     return int(lib.NDPY_SOFTVERBS)
+
+
+def load_shim(path: str) -> None:
+    """Open the library that makes faults, once. It starts its thread, and stays.
+
+    Raises ProviderNotFoundError.
+    """
+    global _shim_loaded
+    with _lock:
+        if _shim_loaded:
+            return
+        reason = ffi.new("char[512]")
+        if lib.ndpy_load_shim(path.encode(), reason, len(reason)):
+            raise ProviderNotFoundError(f"{path} cannot be used ({text(reason)})")
+        _shim_loaded = True
+
+
+def begin_faults(path: str) -> None:
+    """Let adapters that are opened from now on have the faults of a scenario in the plain form. load_shim() was called.
+
+    Raises ValueError, which says what is wrong with the scenario.
+    """
+    global _faulty
+    reason = ffi.new("char[1024]")
+    if lib.ndpy_begin_faults(path.encode(), reason, len(reason)):
+        raise ValueError(text(reason))
+    _faulty = int(lib.NDPY_FAULTY)
+
+
+def end_faults() -> None:
+    """End the scenario. Adapters that were opened meanwhile stay as they are, and no more faults happen."""
+    global _faulty
+    _faulty = 0
+    lib.ndpy_end_faults()
 
 
 def softverbs_only() -> bool:
