@@ -224,8 +224,8 @@ struct ndpy_list;
    A provider whose threads sleep on a descriptor has
      arm           asks for a notification of any completion, and then looks. Returns how many completions are stored
                    for the program, or minus an errno. 4096 less: asking has failed
-     take_events   takes and acknowledges the notifications that have come
-     renew         takes one, if one has come, and asks for the next one. Returns 0 or an errno */
+     take_event    takes and acknowledges one notification, if one has come
+     renew         does the same, and asks for the next one. Returns 0 or an errno */
 struct ndpy_provider {
     int (*post)(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
                 const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote);
@@ -241,7 +241,7 @@ struct ndpy_provider {
     void (*list_free)(struct ndpy_list *list);
     int (*post_list)(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_t *posted);
     int (*arm)(struct ndpy_completion_queue *cq);
-    int (*take_events)(struct ndpy_completion_queue *cq);
+    void (*take_event)(struct ndpy_completion_queue *cq);
     int (*renew)(struct ndpy_completion_queue *cq);
 };
 const struct ndpy_provider *ndpy_provider_table(void);

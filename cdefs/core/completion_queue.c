@@ -69,18 +69,19 @@ static PyObject *queue_end_sleep(PyObject *object, PyObject *waiter)
     return is_done < 0 ? NULL : PyBool_FromLong(is_done);
 }
 
-/* Takes the events of a channel for which nobody else waits. Called without the lock. */
-static PyObject *queue_take_events_alone(PyObject *object, PyObject *Py_UNUSED(none))
+/* Takes an event of a channel for which nobody else waits. An arming has one event, so there is seldom another one, and
+   that one ends the next sleep at once. Called without the lock. */
+static PyObject *queue_take_event_alone(PyObject *object, PyObject *Py_UNUSED(none))
 {
     CompletionQueue *self = (CompletionQueue *)object;
     int is_alone;
 
     if (guarded_lock((Guarded *)self) < 0)
         return NULL;
-    is_alone = self->native && self->provider->take_events && PyList_Size(self->waiters) == 1 &&
+    is_alone = self->native && self->provider->take_event && PyList_Size(self->waiters) == 1 &&
                PyDict_Size(self->armed) == 0 && (!self->pollers || self->pollers == Py_None);
     if (is_alone)
-        self->provider->take_events(self->native);
+        self->provider->take_event(self->native);
     lock_leave(self->lock);
     return PyBool_FromLong(is_alone);
 }
@@ -283,10 +284,9 @@ static PyMethodDef queue_methods[] = {
     {"_end_sleep", queue_end_sleep, METH_O,
      "_end_sleep($self, waiter, /)\n--\n\n"
      "Make a waiter idle again. Returns False, and nothing has changed, if the end is more than that."},
-    {"_take_events_alone", queue_take_events_alone, METH_NOARGS,
-     "_take_events_alone($self)\n--\n\n"
-     "Take the events of the completion channel. Returns False, and nothing has changed, if others have to hear of "
-     "them."},
+    {"_take_event_alone", queue_take_event_alone, METH_NOARGS,
+     "_take_event_alone($self)\n--\n\n"
+     "Take one event of the completion channel. Returns False, and nothing has changed, if others have to hear of it."},
     {"_renew", queue_renew, METH_NOARGS,
      "_renew($self)\n--\n\n"
      "Take one event of the completion channel, if there is one, and ask for the next one. For a queue of whose "

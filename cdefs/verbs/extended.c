@@ -165,7 +165,7 @@ const struct ndpy_provider *ndpy_extended_provider_table(void)
         .spin = spin_extended,
         .largest_token = LARGEST_TOKEN,
         .arm = arm,
-        .take_events = take_events,
+        .take_event = take_event,
         .renew = renew,
     };
 

@@ -223,19 +223,20 @@ static int arm(struct ndpy_completion_queue *cq)
     return added < 0 ? added : (int)cq->undelivered;
 }
 
-static int take_events(struct ndpy_completion_queue *cq)
+static void take_event(struct ndpy_completion_queue *cq)
 {
-    return ndpy_take_cq_events(((struct ibv_cq *)cq->native)->channel);
+    struct ibv_cq *notified;
+    void *context;
+
+    if (!ibv_get_cq_event(((struct ibv_cq *)cq->native)->channel, &notified, &context))
+        ibv_ack_cq_events(notified, 1);
 }
 
 static int renew(struct ndpy_completion_queue *cq)
 {
-    struct ibv_cq *native = cq->native, *notified;
-    void *context;
     int error;
 
-    if (!ibv_get_cq_event(native->channel, &notified, &context))
-        ibv_ack_cq_events(notified, 1);
-    error = ibv_req_notify_cq(native, 0);
+    take_event(cq);
+    error = ibv_req_notify_cq(cq->native, 0);
     return error < 0 ? -error : error;
 }

@@ -29,7 +29,7 @@ const struct ndpy_provider *ndpy_provider_table(void)
         .list_free = verbs_list_free,
         .post_list = verbs_post_list,
         .arm = arm,
-        .take_events = take_events,
+        .take_event = take_event,
         .renew = renew,
     };
 

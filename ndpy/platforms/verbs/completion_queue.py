@@ -103,7 +103,7 @@ class VerbsCompletionQueue(CompletionQueue):
         for fd, _ in ready:
             if fd == waiter:
                 os.eventfd_read(waiter)
-            elif not self._take_events_alone():
+            elif not self._take_event_alone():
                 self._on_event(waiter)
         return bool(ready) or left_s == LONGEST_S
 
