@@ -372,9 +372,11 @@ class MemoryRegion(_core.MemoryRegion, AdapterObject, RegionSteps):
         return [binding for reference in list(self._bindings) if (binding := reference()) is not None]
 
     def _refuse_if_used(self) -> None:
-        bindings = self._live_bindings()
-        if bindings:
-            raise busy(self, [f"{binding.window._describe()} bound to it" for binding in bindings])
+        # The garbage collector clears the reference to a binding before the window and the queue pair have had their turn
+        # to be closed, which ends the binding.
+        if self._bindings:
+            windows = [binding.window._describe() for binding in self._live_bindings()] or ["a window that was dropped"]
+            raise busy(self, [f"{window} bound to it" for window in windows])
 
     def _describe(self) -> str:
         return _region_of(self.length, self.address)

@@ -65,10 +65,11 @@ class Switch:
             run = Ranks(stack, folder, SIZE)
             others = [run.start(rank, adapter=self.adapters[rank]) for rank in range(1, SIZE)]
             first = run.first("--join", f"{JOIN_S}s", *words, adapter=self.adapters[0], pair_s=PAIR_S)
-            status = first.finish(patient(RUN_S)).status
+            result = first.finish(patient(RUN_S))
+            assert run.file.exists(), f"status {result.status}: {result.err}"
             for other in others:
                 assert other.succeed(DEADLINE_S).err == ""
-        return status, run.report()
+        return result.status, run.report()
 
 
 @pytest.fixture(scope="module")

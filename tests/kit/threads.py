@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kit.deadlines import DEADLINE_S
+from kit.deadlines import DEADLINE_S, patient
 
 
 class Elsewhere:
@@ -68,7 +68,7 @@ def beside(*calls: Callable[[], Any], timeout_s: float = DEADLINE_S) -> Iterator
         one.result(0)
 
 
-def in_threads(count: int, work: Callable[[int], Any], timeout_s: float = 100.0) -> None:
+def in_threads(count: int, work: Callable[[int], Any], timeout_s: float = patient(100)) -> None:
     """Run work(number) in `count` threads that start together. Raises the first exception of one of them."""
     start = threading.Barrier(count)
 

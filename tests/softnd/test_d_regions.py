@@ -16,6 +16,7 @@ from consumer import (
     sges,
     take,
 )
+from kit.deadlines import patient
 from kit.threads import in_threads
 from version2 import NULL, PAGE, Kind, Mr, Op, Status, ffi, kernel32
 
@@ -442,7 +443,7 @@ def test_d_6_8_several_threads_register_and_deregister(kit, node, memory):
                 if code != Status.SUCCESS:
                     failures.append((i, method, code))
 
-    in_threads(4, work, 60)
+    in_threads(4, work, patient(60))
     assert not failures
 
 

@@ -44,6 +44,43 @@ def test_memory_goes_after_its_region_although_both_are_in_one_cycle_of_garbage(
     assert registered_when_freed == [0]
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_region_goes_after_a_window_that_is_bound_to_it_and_in_the_same_garbage(fake, monkeypatch):
+    """The adapter's thread may close the region while the collector has not come to the others yet."""
+    others: list[Resource] = []
+    add = Orphans.add
+
+    def add_region_first(orphans: Orphans, orphan: Resource) -> None:
+        if isinstance(orphan, ndpy.MemoryRegion):
+            add(orphans, orphan)
+        else:
+            others.append(orphan)
+
+    monkeypatch.setattr(Orphans, "add", add_region_first)
+    fake.have_address()
+    adapter = fake.open(windows=1)
+    queue = adapter.create_completion_queue(8)
+    cycle: list[Any] = [adapter.register(bytearray(4096), ndpy.Access.LOCAL_WRITE)]
+    cycle += [adapter.create_memory_window(), adapter.create_queue_pair(queue)]
+    region, window, queue_pair = cycle
+    connector = adapter.connect(queue_pair, ("127.0.0.1", 4791), timeout_s=DEADLINE_S)
+    queue_pair.bind(window, region)
+    fake.complete(queue_pair, receive=False, status=lib.IBV_WC_SUCCESS)
+    assert queue.wait(DEADLINE_S)[0].ok
+    cycle += [cycle, connector]
+    del cycle, region, window, queue_pair, connector
+    gc.collect()
+    adapter._orphans.close()
+    assert (fake.seen.registered, fake.counts.windows) == (1, 1)
+    for orphan in others:
+        add(adapter._orphans, orphan)
+    del others[:], orphan
+    adapter._orphans.close()
+    assert (fake.seen.registered, fake.counts.windows) == (0, 0)
+    queue.close()
+    adapter.close()
+
+
 def test_what_is_owned_is_freed_once_and_after_its_last_view():
     freed: list[Any] = []
     pages = ffi.new("char[8]", b"1234567")

@@ -242,7 +242,12 @@ def assert_all_gone(before: dict[str, int], files: int) -> None:
         gc.collect()
         return kernel_resources() == before and open_files() <= files
 
-    wait_until(collected, "the kernel has nothing left, and no file descriptor is left")
+    def left() -> str:
+        return (
+            f"the kernel has {kernel_resources()}, not {before}; there are {open_files()} file descriptors, not {files}"
+        )
+
+    wait_until(collected, left)
 
 
 def run_orders(adapter_name: str, make, count: int) -> None:

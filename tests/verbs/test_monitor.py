@@ -20,7 +20,7 @@ from kit.helpers import rounds
 if sys.platform != "linux":
     pytest.skip("userfaultfd is Linux's", allow_module_level=True)
 
-from kit.deadlines import DEADLINE_S
+from kit.deadlines import DEADLINE_S, patient
 from kit.threads import beside, in_threads
 
 import ndpy
@@ -245,7 +245,7 @@ def test_threads_that_watch_and_unmap_do_not_hinder_each_other(monitor):
                 monitor.unwatch(watch)
             libc.munmap(start, PAGES * PAGE)
 
-    in_threads(4, work, 60)
+    in_threads(4, work, patient(60))
 
 
 def test_more_ranges_than_one_block_holds(monitor):
