@@ -69,12 +69,17 @@ def test_a_region_goes_after_a_window_that_is_bound_to_it_and_in_the_same_garbag
     assert queue.wait(DEADLINE_S)[0].ok
     cycle += [cycle, connector]
     del cycle, region, window, queue_pair, connector
-    gc.collect()
+
+    def collected() -> bool:
+        # It returns at once while another thread collects.
+        gc.collect()
+        return bool(others)
+
+    wait_until(collected, "the garbage is collected")
     adapter._orphans.close()
     assert (fake.seen.registered, fake.counts.windows) == (1, 1)
-    for orphan in others:
-        add(adapter._orphans, orphan)
-    del others[:], orphan
+    while others:
+        add(adapter._orphans, others.pop())
     adapter._orphans.close()
     assert (fake.seen.registered, fake.counts.windows) == (0, 0)
     queue.close()
