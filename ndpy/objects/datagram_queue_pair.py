@@ -13,13 +13,12 @@ from ndpy.objects.multicast_group import MulticastGroup
 from ndpy.objects.native_steps import DatagramSteps, DestinationSteps
 from ndpy.objects.pending import Pending, wait_or_cancel
 from ndpy.objects.queue_pair import QueuePair
-from ndpy.objects.resource import Resource, busy
+from ndpy.objects.resource import Resource, refuse_if_used
 from ndpy.objects.timeouts import timeout
 from ndpy.vocabulary.addresses import Address, is_multicast, resolve, resolve_destination
 from ndpy.vocabulary.datagram import DatagramSource
 from ndpy.vocabulary.endpoint import Endpoint
 from ndpy.vocabulary.queue_pair_attributes import AddressVector
-from ndpy.vocabulary.weak_set import SharedWeakSet
 
 MULTICAST_NUMBER = 0xFFFFFF
 #: The Q_Key of all datagrams whose way the connection manager finds by IP addresses.
@@ -107,7 +106,6 @@ class DatagramQueuePair(QueuePair, DatagramSteps):
 
     def __init__(self, *arguments: Any) -> None:
         #: Listeners that name it and its memberships in multicast groups.
-        self._users: SharedWeakSet[Resource] = SharedWeakSet()
         #: Calls of resolve() and join_multicast() that have not ended. Each has a method fail(error).
         self._calls: set[Any] = set()
         #: GID and LID of each multicast group that it is attached to.
@@ -341,9 +339,7 @@ class DatagramQueuePair(QueuePair, DatagramSteps):
     # ---- the end ----
 
     def _refuse_if_used(self) -> None:
-        users = [user._describe() for user in self._users.members() if not user.closed]
-        if users:
-            raise busy(self, users)
+        refuse_if_used(self, "queue_pair")
 
     def _release(self) -> None:
         self._end_calls(errors.CanceledError("the queue pair was closed", operation="close"))

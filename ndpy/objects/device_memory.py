@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from ndpy import _core
 from ndpy.errors import AccessViolationError
 from ndpy.objects.memory import MemoryRegion, plain_view
 from ndpy.objects.native_steps import DeviceMemorySteps
-from ndpy.objects.resource import AdapterObject, busy
+from ndpy.objects.resource import AdapterObject, refuse_if_used
 from ndpy.vocabulary.flags import Access
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ class DeviceMemory(AdapterObject, DeviceMemorySteps):
     def __init__(self, adapter: Adapter, length: int, alignment: int) -> None:
         super().__init__(adapter)
         self.length = length
-        self._regions: weakref.WeakSet[MemoryRegion] = weakref.WeakSet()
         self._native: Any = self._native_alloc(alignment)
         self._opened()
 
@@ -101,13 +99,10 @@ class DeviceMemory(AdapterObject, DeviceMemorySteps):
             self._check()
             access = self._adapter._known_access(access)
             region: MemoryRegion = self._adapter._make(lambda adapter: self._native_register(offset, count, access))
-            self._regions.add(region)
         return region
 
     def _refuse_if_used(self) -> None:
-        users = [region._describe() for region in self._regions if not region.closed]
-        if users:
-            raise busy(self, users)
+        refuse_if_used(self, "_owner")
 
     def _release(self) -> None:
         self._native_free()

@@ -426,9 +426,9 @@ class Binding(Uncopied):
 
     def begin(self) -> None:
         self.window._binding = self
-        bindings = self.region._bindings
-        self._of_region = weakref.ref(self, bindings.discard)
-        bindings.add(self._of_region)
+        # Without a callback: the collector would call it before the binding ends.
+        self._of_region = weakref.ref(self)
+        self.region._bindings.add(self._of_region)
         assert self.queue_pair._bindings is not None
         self.queue_pair._bindings.add(self)
 

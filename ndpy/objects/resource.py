@@ -297,6 +297,18 @@ def busy(resource: Resource, users: list[str]) -> DeviceBusyError:
     return DeviceBusyError(f"{resource._describe()} is in use by {shown}; close these first", operation="close")
 
 
+def refuse_if_used(resource: Resource, attribute: str) -> None:
+    """Raise DeviceBusyError if an open object of the same adapter has the resource as this attribute.
+
+    The adapter's list has also what was dropped and waits for its turn to be closed. A weak reference would not: the
+    garbage collector clears it before that.
+    """
+    children = resource._adapter._own_children()
+    users = [child._describe() for child in children if getattr(child, attribute, None) is resource]
+    if users:
+        raise busy(resource, users)
+
+
 @contextlib.contextmanager
 def prevent_close(*resources: Resource | None) -> Iterator[None]:
     """Let no other thread close one of these while the block lasts. Raises ClosedError if one is closed."""

@@ -12,7 +12,7 @@ from ndpy.objects.completion import PostedRequests, requests_of_nobody
 from ndpy.objects.completion_queue import CompletionQueue
 from ndpy.objects.native_steps import XrcDomainSteps
 from ndpy.objects.queue_pair import QueuePair
-from ndpy.objects.resource import AdapterObject, busy, prevent_close
+from ndpy.objects.resource import AdapterObject, prevent_close, refuse_if_used
 from ndpy.objects.shared_receive_queue import SharedReceiveQueue
 from ndpy.objects.work_queues import QueuePairLimits
 from ndpy.vocabulary.queue_pair_attributes import QueuePairType
@@ -86,7 +86,6 @@ class XrcDomain(AdapterObject, XrcDomainSteps):
     def __init__(self, adapter: Adapter, path: str | os.PathLike[str] | None) -> None:
         super().__init__(adapter)
         self.path = None if path is None else os.fspath(path)
-        self._members: weakref.WeakSet[XrcReceiveQueue | XrcReceiver] = weakref.WeakSet()
         #: The requests of its receivers in this process, by number.
         self._receivers: dict[int, PostedRequests] = {}
         # Receivers have no completions, but every queue pair has a queue.
@@ -120,7 +119,6 @@ class XrcDomain(AdapterObject, XrcDomainSteps):
             made: XrcReceiveQueue = adapter._make(
                 lambda _: self._receive_queue_class(self, receive_cq, depth, max_sge, threshold)
             )
-            self._members.add(made)
             return made
 
     def create_receiver(self) -> XrcReceiver:
@@ -133,13 +131,10 @@ class XrcDomain(AdapterObject, XrcDomainSteps):
         self._check()
         with prevent_close(self, self._queue):
             made: XrcReceiver = self._adapter._make(lambda _: self._receiver_class(self))
-            self._members.add(made)
             return made
 
     def _refuse_if_used(self) -> None:
-        users = [member._describe() for member in self._members if not member.closed]
-        if users:
-            raise busy(self, users)
+        refuse_if_used(self, "domain")
 
     def _release(self) -> None:
         self._native_close()

@@ -44,31 +44,50 @@ def test_memory_goes_after_its_region_although_both_are_in_one_cycle_of_garbage(
     assert registered_when_freed == [0]
 
 
+def used_by_a_window(adapter: Any) -> list[Any]:
+    queue_pair = adapter.create_queue_pair(adapter.create_completion_queue(8))
+    connector = adapter.connect(queue_pair, ("127.0.0.1", 4791), timeout_s=DEADLINE_S)
+    region, window = adapter.register(bytearray(4096), ndpy.Access.LOCAL_WRITE), adapter.create_memory_window()
+    queue_pair.bind(window, region)
+    return [region, window, queue_pair, connector]
+
+
+def used_by_a_region(adapter: Any) -> list[Any]:
+    memory = adapter.alloc_device_memory(256)
+    return [memory, memory.register()]
+
+
+def used_by_a_receiver(adapter: Any) -> list[Any]:
+    domain = adapter.open_xrc_domain()
+    return [domain, domain.create_receiver()]
+
+
+def used_by_a_listener(adapter: Any) -> list[Any]:
+    queue_pair = adapter.create_datagram_queue_pair(adapter.create_completion_queue(8))
+    return [queue_pair, adapter.listen_for_datagrams(queue_pair, ("127.0.0.1", 4791))]
+
+
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-def test_a_region_goes_after_a_window_that_is_bound_to_it_and_in_the_same_garbage(fake, monkeypatch):
-    """The adapter's thread may close the region while the collector has not come to the others yet."""
+@pytest.mark.parametrize("make", [used_by_a_window, used_by_a_region, used_by_a_receiver, used_by_a_listener])
+def test_what_is_used_goes_after_its_users_of_the_same_garbage(fake, monkeypatch, make):
+    """The adapter's thread may close it while the collector has not come to the others yet."""
+    fake.have_address()
+    fake.xrc.value = 1
+    adapter = fake.open(windows=1, device_memory=4096)
+    used, *users = cycle = make(adapter)
+    kind, number = type(used), used._serial
     others: list[Resource] = []
     add = Orphans.add
 
-    def add_region_first(orphans: Orphans, orphan: Resource) -> None:
-        if isinstance(orphan, ndpy.MemoryRegion):
+    def add_or_hold(orphans: Orphans, orphan: Resource) -> None:
+        if orphan._serial == number:
             add(orphans, orphan)
         else:
             others.append(orphan)
 
-    monkeypatch.setattr(Orphans, "add", add_region_first)
-    fake.have_address()
-    adapter = fake.open(windows=1)
-    queue = adapter.create_completion_queue(8)
-    cycle: list[Any] = [adapter.register(bytearray(4096), ndpy.Access.LOCAL_WRITE)]
-    cycle += [adapter.create_memory_window(), adapter.create_queue_pair(queue)]
-    region, window, queue_pair = cycle
-    connector = adapter.connect(queue_pair, ("127.0.0.1", 4791), timeout_s=DEADLINE_S)
-    queue_pair.bind(window, region)
-    fake.complete(queue_pair, receive=False, status=lib.IBV_WC_SUCCESS)
-    assert queue.wait(DEADLINE_S)[0].ok
-    cycle += [cycle, connector]
-    del cycle, region, window, queue_pair, connector
+    monkeypatch.setattr(Orphans, "add", add_or_hold)
+    cycle.append(cycle)
+    del used, users, cycle
 
     def collected() -> bool:
         # It returns at once while another thread collects.
@@ -77,12 +96,33 @@ def test_a_region_goes_after_a_window_that_is_bound_to_it_and_in_the_same_garbag
 
     wait_until(collected, "the garbage is collected")
     adapter._orphans.close()
-    assert (fake.seen.registered, fake.counts.windows) == (1, 1)
+    assert [type(orphan) for orphan in adapter._orphans.waiting()] == [kind]
     while others:
         add(adapter._orphans, others.pop())
     adapter._orphans.close()
-    assert (fake.seen.registered, fake.counts.windows) == (0, 0)
-    queue.close()
+    assert adapter._orphans.waiting() == []
+    adapter.close()
+    assert fake.counts.left() == {}
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_region_that_is_kept_waits_for_a_window_that_was_dropped(fake, monkeypatch):
+    fake.have_address()
+    adapter = fake.open(windows=1)
+    region, *cycle = used_by_a_window(adapter)
+    others: list[Resource] = []
+    monkeypatch.setattr(Orphans, "add", lambda _, orphan: others.append(orphan))
+    cycle.append(cycle)
+    del cycle
+    wait_until(lambda: gc.collect() >= 0 and others, "the garbage is collected")
+    with pytest.raises(ndpy.DeviceBusyError, match="a window that was dropped bound to it"):
+        region.close()
+    assert fake.seen.registered == 1
+    monkeypatch.undo()
+    while others:
+        adapter._adopt(others.pop())
+    adapter._orphans.close()
+    region.close()
     adapter.close()
 
 

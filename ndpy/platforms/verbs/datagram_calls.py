@@ -221,7 +221,6 @@ class VerbsMulticastGroup(MulticastGroup, ManagerClient):
         self._id = identifier
         self._is_attached = True
         self._opened()
-        queue_pair._users.add(self)
 
     def _on_event(self, event: CmEvent) -> None:
         if event.type == lib.RDMA_CM_EVENT_MULTICAST_ERROR:

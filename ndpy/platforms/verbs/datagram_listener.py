@@ -35,7 +35,6 @@ class VerbsDatagramListener(DatagramListener, ManagerClient):
         except BaseException:
             self._mark_closed()
             raise
-        queue_pair._users.add(self)
 
     def _on_event(self, event: CmEvent) -> None:
         if event.type != lib.RDMA_CM_EVENT_CONNECT_REQUEST:
