@@ -6,6 +6,8 @@ and then, which costs more: a mode is tried several times then.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from c_programs import number, run
 
@@ -45,6 +47,15 @@ def test_a_program_that_looks_for_completions_uses_no_event():
     for call in ("write", "preadv2", "rt_sigprocmask", "fcntl", "ppoll"):
         assert number(call, output) < 0.1
     assert number("send", output) < 2.1
+
+
+def test_programs_that_look_for_completions_on_one_processor_switch_once_for_a_message():
+    processor = min(os.sched_getaffinity(0))
+    output = run("calls", "polled", under=("taskset", "-c", str(processor)))
+    # The peer runs in between, and no thread of the library.
+    assert number("switches", output) < 1.5
+    assert number("futex", output) < 0.2
+    assert number("recv", output) < 1.2
 
 
 def test_a_stream_of_64_kib_writes_costs_one_send_each():

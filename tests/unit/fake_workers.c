@@ -32,7 +32,7 @@ _Atomic uint32_t system_generation;
 
 static int handled_in_loop, pokes, shut_gates, opened_gates, handled, handled_shut, yields, yields_shut, pushed, looks;
 static uint64_t ms;
-static long ns = 1;
+static long ns = 1, others_need; /* the processor, at each yield */
 
 static int look_at_clock(clockid_t clock, struct timespec *now)
 {
@@ -86,6 +86,7 @@ void thread_yield(void)
 {
     yields++;
     yields_shut += workers[1].shut;
+    ns += others_need;
 }
 
 bool worker_open_gate(struct worker *worker, bool open)
@@ -318,10 +319,38 @@ int main(void)
     EXPECT(yields > 100 && yields_shut == 0);
     driving_attend();
     EXPECT(alone);
-    yields = 0;
+    yields = looks = 0;
     workers_spin(never, NULL);
-    EXPECT(yields > 0 && yields_shut == yields && !workers[1].shut);
+    EXPECT(yields > 5 && yields_shut == yields && looks > 20 && !workers[1].shut);
+    /* On one processor with its peer, it looks once after each time that the peer ran. */
+    others_need = LINGER_NS;
+    workers_spin(never, NULL);
+    yields = yields_shut = looks = 0;
+    workers_spin(never, NULL);
+    EXPECT(yields == 1 && yields_shut == 1 && looks == 2);
+    /* Others that need longer get no more than they would. */
+    others_need = AWAY_NS;
+    workers_spin(never, NULL);
+    looks = 0;
+    workers_spin(never, NULL);
+    EXPECT(looks == 2 * TURNS);
+    others_need = 0;
     alone = false;
+    /* Its looks count although it finds something at each second one, or a worker did for it. */
+    workers_found();
+    self.spins = 0;
+    for (int i = 0; i < SPINS; i++) {
+        workers_spin(never, NULL);
+        workers_found();
+    }
+    EXPECT(self.spins == SPINS);
+    /* Not if it has asked for an event since it looked. */
+    for (int i = 0; i < SPINS; i++) {
+        workers_spin(never, NULL);
+        workers_sleep_soon();
+        workers_found();
+    }
+    EXPECT(self.spins == SPINS);
     /* Who does something else in between begins anew. */
     for (int i = 0; i < 6; i++) {
         ns += 10 * SPIN_NS;
@@ -347,6 +376,7 @@ int main(void)
     EXPECT(shut_gates == count + 2 && yields > 0 && pushed == 1);
     pushed = 0;
     /* A program that takes what there is, and then looks in vain, does not spin. */
+    workers_found();
     self.spins = 0;
     for (int i = 0; i < 2 * SPINS; i++) {
         workers_found();

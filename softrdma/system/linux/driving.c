@@ -30,6 +30,8 @@
 /* It lets others run after so many turns. */
 #define TURNS     4
 #define LINGER_NS 20000
+/* Others that had its processor for longer do more than answer it. */
+#define AWAY_NS 200000
 /* A thread that has slept and driven so many times shuts the gates when it sleeps. */
 #define SLEEPS 4
 /* A thread that sleeps longer is not the only one any more that waits for sockets. */
@@ -65,7 +67,8 @@ static _Atomic int loops;
 
 /* What this thread has shown. */
 static _Thread_local struct {
-    uint64_t looked; /* when it last looked in vain; 0: it found something since */
+    uint64_t looked; /* when it last looked in vain; 0: it has found something since, or asked for an event */
+    uint64_t away;   /* how long others had its processor when it last let them, ns */
     uint32_t spins, sleeps;
     bool sleeps_soon; /* it has asked for an event, and not looked in vain since */
     bool in_loop;     /* it is in loop_drive() */
@@ -257,49 +260,71 @@ void workers_drive(void)
     cancel_as(cancel);
 }
 
+static void count_look(bool again)
+{
+    self.spins = !again ? self.spins / 2 : self.spins < MOST_SPINS ? self.spins + 1 : MOST_SPINS;
+}
+
 void workers_found(void)
 {
+    if (self.looked != 0)
+        count_look(now_ns() - self.looked < SPIN_NS);
     self.looked = 0;
     self.sleeps_soon = false;
 }
 
 void workers_sleep_soon(void)
 {
+    self.looked = 0;
     self.sleeps_soon = true;
+}
+
+/* Lets others run, and notes how long they did. */
+static void let_others_run(void)
+{
+    uint64_t begin = now_ns();
+
+    thread_yield();
+    self.away = now_ns() - begin;
 }
 
 void workers_spin(bool (*found)(void *what), void *what)
 {
     int cancel = cancel_off();
     uint64_t begin = now_ns();
-    bool again = self.looked == 0 || begin - self.looked < SPIN_NS,
-         stays = again && self.spins >= SPINS && !self.sleeps_soon;
+    bool again = self.looked == 0 || begin - self.looked < SPIN_NS;
+    bool stays = again && self.spins >= SPINS && !self.sleeps_soon;
+    /* It lets others run with shut gates. Not if other threads of the program may wait for what it would handle: it may
+     * not get its processor back soon. */
+    bool lets = stays && alone;
+    /* What it looks for comes from those who had its processor. */
+    bool shares = lets && self.away >= SPIN_NS && self.away < AWAY_NS;
     uint32_t ticket = stays ? go_inside() : 0;
+    unsigned turns = 0;
     bool handled, done;
 
-    for (unsigned turn = 1;; turn++) {
+    for (;;) {
         handled = drive(!self.sleeps_soon) > 0;
         done = found(what);
         if (!stays || handled || done)
             break;
-        if (turn % TURNS != 0)
+        if (++turns % (shares ? 1 : TURNS) != 0)
             continue;
-        if (alone)
-            thread_yield();
+        /* It looks again after others have run: an open gate would wake a worker for what has come. */
         if (now_ns() - begin >= LINGER_NS)
             break;
+        if (lets)
+            let_others_run();
     }
     if (stays)
         go_outside(ticket);
     /* A program that sleeps looks in vain once, after it has taken what there is. That does not count. */
     if (!handled && !done && self.looked != 0 && !self.sleeps_soon)
-        self.spins = !again ? self.spins / 2 : self.spins < MOST_SPINS ? self.spins + 1 : MOST_SPINS;
-    /* What the program looks for may need this processor. Other threads may wait for what this one would handle, which
-     * may not get its processor back soon. */
-    if (!done && !(stays && alone) && !self.sleeps_soon)
-        thread_yield();
+        count_look(again);
+    if (!done && !lets && !self.sleeps_soon)
+        let_others_run();
+    self.looked = handled || done || self.sleeps_soon ? 0 : now_ns();
     self.sleeps_soon = false;
-    self.looked = handled || done ? 0 : now_ns();
     cancel_as(cancel);
 }
 

@@ -4,14 +4,16 @@
    calls polled|asleep|loop|stream. Two processes send each other a message in turn. They look for it again and again,
    sleep in ibv_get_cq_event(), or sleep in poll() with a descriptor that does not block. Or one writes 64 KiB again and
    again. Prints the calls of a process for each message that it sent and received. On a busy machine the library's
-   threads do the work now and then. The numbers are those of the round in which they did least of it. The last one
-   is how many bytes of a message the receiver moved within its buffer, of all rounds. */
+   threads do the work now and then. The numbers are those of the round in which they did least of it. "switches" is how
+   often a thread of the process gave up its processor. "moved" is how many bytes of a message the receiver moved within
+   its buffer, of all rounds. */
 
 #include "ends.h"
 
 #include <dlfcn.h>
 #include <sched.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 #define ROUNDS 12
@@ -21,11 +23,11 @@
 /* Requests under way in a stream. */
 #define WINDOW 16
 
-enum call { SEND, RECEIVE, LOOK, SLEEP, GATE, EVENT_PUT, EVENT_TAKEN, SIGNALS, FLAGS, YIELD, FUTEX, CALLS };
+enum call { SEND, RECEIVE, LOOK, SLEEP, GATE, EVENT_PUT, EVENT_TAKEN, SIGNALS, FLAGS, YIELD, FUTEX, SWITCHES, CALLS };
 static const char *const names[CALLS] = {
     [SEND] = "send",      [RECEIVE] = "recv",      [LOOK] = "epoll_wait",     [SLEEP] = "ppoll",
     [GATE] = "epoll_ctl", [EVENT_PUT] = "write",   [EVENT_TAKEN] = "preadv2", [SIGNALS] = "rt_sigprocmask",
-    [FLAGS] = "fcntl",    [YIELD] = "sched_yield", [FUTEX] = "futex",
+    [FLAGS] = "fcntl",    [YIELD] = "sched_yield", [FUTEX] = "futex",         [SWITCHES] = "switches",
 };
 static _Atomic long counts[CALLS];
 
@@ -197,6 +199,14 @@ static long others_did(enum mode mode, const long *of_round)
     }
 }
 
+static long switches(void)
+{
+    struct rusage used;
+
+    EXPECT(getrusage(RUSAGE_SELF, &used) == 0);
+    return used.ru_nvcsw + used.ru_nivcsw;
+}
+
 static void run(struct end *end, enum mode mode, bool begins, const struct ibv_mr *remote)
 {
     long chosen[CALLS], of_round[CALLS];
@@ -204,12 +214,14 @@ static void run(struct end *end, enum mode mode, bool begins, const struct ibv_m
     for (int round = 0; round < ROUNDS; round++) {
         for (int i = 0; i < CALLS; i++)
             of_round[i] = -counts[i];
+        of_round[SWITCHES] = -switches();
         if (mode == STREAM)
             stream(end, remote);
         else
             turns(end, mode, begins);
         for (int i = 0; i < CALLS; i++)
             of_round[i] += counts[i];
+        of_round[SWITCHES] += switches();
         if (round == 0 || others_did(mode, of_round) < others_did(mode, chosen))
             memcpy(chosen, of_round, sizeof chosen);
     }
