@@ -293,10 +293,10 @@ class Quirk(enum.Enum):
         workaround="ndpy leaves these elements out",
     )
     SIW_ANSWERS_EMPTY_READS_WITH_DATA = _siw(
-        "siw answers a read of no bytes that waits behind another read with as many bytes as the other, and the "
+        "siw answers a read of no bytes that waits behind another request with as many bytes as the other, and the "
         "connection ends",
-        "Linux drivers/infiniband/sw/siw/siw_qp.c, siw_activate_tx(): it leaves the length of the last response; seen "
-        "on 6.1",
+        "Linux drivers/infiniband/sw/siw/siw_qp.c, siw_activate_tx(): it leaves the length and the memory of the last "
+        "request that it sent; seen on 6.1",
     )
     SIW_GARBLES_SHORT_DATA_ACROSS_PAGES = _siw(
         "siw sends wrong bytes if the data has at most 24 to 32 bytes, crosses a page, and is not sent within the call "

@@ -253,7 +253,7 @@ static enum outcome take_read_response(struct queue_pair *qp, struct stream *str
         return stop(qp, stream, DDP_INVALID_STAG, segment);
     struct read_slot *slot = &qp->reads[qp->reads_first % READ_SLOTS];
     if (slot->read.left == 0) {
-        /* An answer to a Read of no bytes. A busy siw of Linux sends bytes of an earlier message with it; they are
+        /* An answer to a Read of no bytes. A busy siw of Linux sends bytes of another message with it; they are
          * dropped. */
         if (segment->stag != slot->read.sink_stag)
             return stop(qp, stream, DDP_INVALID_STAG, segment);
