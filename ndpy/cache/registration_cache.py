@@ -4,6 +4,8 @@ The cache hooks no function of the system. An entry ends with the object that ow
 When a watched owner dies, its entries are marked. If an owner can be resized, an export prevents that. A monitor may
 watch memory that has no owner, and marks entries too.
 
+One file, because one lock guards all of its state.
+
 A callback that marks may run in any thread, with any lock held. The reaper deregisters. It runs at the next use of the
 cache, in the adapter's thread, or in close(). No provider is called under the cache's lock. A hit (cdefs/core/cache.c)
 does not take that lock.

@@ -4,6 +4,8 @@ A public class derives from its steps here, does all the rest, and calls them. n
 ndpy/platforms/networkdirect have a class for each, which implements them. What has a body here may be left as it is,
 and what raises NotImplementedError is called only on adapters that claim the capability.
 
+One file, so that the author of a platform finds all of them in one place.
+
 A step raises NdpyError, made by ndpy.errors from the provider's number, and has changed nothing then, unless it says
 otherwise.
 """

@@ -1,4 +1,4 @@
-"""The files and identifiers that docs/architecture.md names exist where it says."""
+"""The files and identifiers that docs/architecture.md names exist where it says. Long files say why they are."""
 
 from __future__ import annotations
 
@@ -66,3 +66,25 @@ def test_the_check_sees_what_does_not_exist():
     assert defines("class QueuePair(Resource):\n    def write(self): ...\n    _order = 3\n", "write")
     assert not defines("class QueuePair(Resource):\n    # write\n    other = write\n", "write")
     assert defines("static int post_initiator(struct x *qp)\n", "post_initiator")
+
+
+LONG = 700
+FOLDERS = ("ndpy", "cdefs", "softrdma", "rig", "benchmarks", "tests", "docs", "examples")
+
+
+def long_files() -> list[Path]:
+    made = {"build", "__pycache__", "node_modules"}
+    return [
+        path
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in {".py", ".pyi", ".c", ".h", ".sh", ".js"}
+        and made.isdisjoint(path.parts)
+        and len(path.read_text(errors="replace").splitlines()) > LONG
+    ]
+
+
+@pytest.mark.parametrize("path", long_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_of_many_lines_says_in_its_head_why_it_is_one(path):
+    head = " ".join(path.read_text().splitlines()[:30])
+    assert re.search(r"one file", head, re.IGNORECASE), f"more than {LONG} lines"
