@@ -243,3 +243,13 @@ def test_a_wait_may_be_longer_than_the_system_waits_at_once(fake, adapter, monke
         scene.arrive()
         scene.check(waiter.result())
     scene.close()
+
+
+def test_a_wait_that_slept_asks_once_and_reads_one_event(fake, scene):
+    """Each sleep has one event. A second look at the channel would be a system call in vain."""
+    calls = fake.calls_of("ibv_req_notify_cq", "ibv_get_cq_event")
+    waiter = Elsewhere(lambda: scene.queue.wait(DEADLINE_S)).start()
+    wait_until(lambda: scene.queue._waiters and "ibv_req_notify_cq" in calls, "the thread sleeps")
+    scene.arrive()
+    assert len(waiter.result()) == 1
+    assert calls == ["ibv_req_notify_cq", "ibv_get_cq_event"]
