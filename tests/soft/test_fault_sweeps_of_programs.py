@@ -17,8 +17,8 @@ from two_ended import PROGRAMS
 from ndpy.faults.injection import Injection
 from ndpy.faults.scenario import Fault, Scenario
 
-#: A run takes about a second.
-MOST_RUNS = 200 if STRESS else 6
+#: A run takes two to three seconds, and there are twelve sweeps of examples.
+MOST_RUNS = 50 if STRESS else 6
 pytestmark = pytest.mark.timeout(patient(60 + 10 * MOST_RUNS))
 
 ENDS = Path(__file__).with_name("two_ended.py")
