@@ -8,6 +8,9 @@
  *
  * The adapter's queue has the room that the program asked for. If second requests take it, others are kept until there
  * is room again.
+ *
+ * What is kept is posted by ibv_post_send(3), also if the program uses ibv_wr_send(): only the program may touch the
+ * members of struct ibv_qp_ex that this reads, and the thread posts too. ibv_wr_post(3) allows both for one queue pair.
  */
 #include "shim.h"
 
@@ -21,7 +24,7 @@ struct kept {
     struct kept *next;
     struct record *record;
     struct ibv_send_wr wr;
-    struct ibv_sge sges[]; /* the bytes of inline data follow them */
+    struct ibv_sge sges[]; /* the bytes of inline data follow them, and those of the header of a TSO request */
 };
 
 static int post_now(const struct qp *qp, struct ibv_send_wr *wr)
@@ -31,10 +34,16 @@ static int post_now(const struct qp *qp, struct ibv_send_wr *wr)
     return qp->context->ops.post_send(qp->ibv, wr, &refused);
 }
 
+/* rxe's ibv_wr_complete() says ENOSPC. */
+static bool is_full(int error)
+{
+    return error == ENOMEM || error == ENOSPC;
+}
+
 static int keep(struct qp *qp, const struct ibv_send_wr *wr, struct record *record, uint64_t ms)
 {
     bool is_inline = (wr->send_flags & IBV_SEND_INLINE) != 0;
-    size_t count = (size_t)wr->num_sge, size = 0;
+    size_t count = (size_t)wr->num_sge, header = wr->opcode == IBV_WR_TSO ? wr->tso.hdr_sz : 0, size = header;
 
     for (size_t i = 0; is_inline && i < count; i++)
         size += wr->sg_list[i].length;
@@ -55,6 +64,8 @@ static int keep(struct qp *qp, const struct ibv_send_wr *wr, struct record *reco
         kept->sges[i].addr = (uintptr_t)bytes;
         bytes += wr->sg_list[i].length;
     }
+    if (header > 0)
+        kept->wr.tso.hdr = memcpy(bytes, wr->tso.hdr, header);
     uint64_t until_ns = now_ns() + ms * 1000000;
     if (qp->kept == NULL || until_ns < qp->kept_until_ns)
         qp->kept_until_ns = until_ns;
@@ -65,12 +76,12 @@ static int keep(struct qp *qp, const struct ibv_send_wr *wr, struct record *reco
     return 0;
 }
 
-static void post_kept(struct qp *qp)
+void datagrams_post(struct qp *qp)
 {
     while (qp->kept != NULL) {
         struct kept *kept = qp->kept;
         int error = post_now(qp, &kept->wr);
-        if (error == ENOMEM && !qp->failed) {
+        if (is_full(error) && !qp->failed) {
             qp->kept_until_ns = now_ns() + FULL_MS * 1000000;
             thread_wake();
             return;
@@ -83,8 +94,7 @@ static void post_kept(struct qp *qp)
     }
 }
 
-/* The record of the program's own request is not in the queue yet, so it comes behind this one. */
-static void repeat(struct qp *qp, const struct ibv_send_wr *wr, const struct record *first)
+void datagram_repeat(struct qp *qp, const struct ibv_send_wr *wr, const struct record *first)
 {
     struct record *record = record_new();
 
@@ -110,25 +120,35 @@ static bool has_extra(const struct qp *qp)
     return false;
 }
 
+bool datagrams_can_wait(const struct qp *qp, int error)
+{
+    return is_full(error) && has_extra(qp);
+}
+
+int datagram_keep(struct qp *qp, const struct ibv_send_wr *wr, struct record *record, bool reorders)
+{
+    return keep(qp, wr, record, reorders ? ALONE_MS : FULL_MS);
+}
+
 int send_post(struct qp *qp, struct ibv_send_wr *wr, struct record *record, const struct fault *fault)
 {
     if (fault != NULL && fault->kind == FAULT_REORDER)
         return keep(qp, wr, record, ALONE_MS);
     int error = post_now(qp, wr);
-    if (error == ENOMEM && has_extra(qp))
+    if (datagrams_can_wait(qp, error))
         error = keep(qp, wr, record, FULL_MS);
     if (error != 0)
         return error;
     if (fault != NULL)
-        repeat(qp, wr, record);
-    post_kept(qp);
+        datagram_repeat(qp, wr, record);
+    datagrams_post(qp);
     return 0;
 }
 
 uint64_t datagrams_on_time(struct qp *qp, uint64_t now)
 {
     if (qp->kept != NULL && (qp->kept_until_ns <= now || qp->failed))
-        post_kept(qp);
+        datagrams_post(qp);
     return qp->kept != NULL ? qp->kept_until_ns : NEVER;
 }
 

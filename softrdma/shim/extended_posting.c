@@ -7,7 +7,9 @@
 /* A batch is kept until wr_complete(): the data of a request come after the call that begins it, and the faults of a
  * scenario may depend on them. */
 struct request {
-    struct request *next;
+    struct request *next, *next_said;
+    struct record *record;
+    const struct fault *fault; /* of a datagram; NULL: none */
     enum ibv_wr_opcode opcode;
     bool tso;
     uint64_t wr_id;
@@ -344,63 +346,148 @@ static const void *content_of(const struct request *request, size_t *size)
     return request->is_inline ? request->bytes : (const void *)(uintptr_t)request->sges[0].addr;
 }
 
-/* All or nothing, as the library's own. The records of the batch are a list until then. */
-static int complete(struct qp *qp, struct batch *batch)
+/* The same as a request of ibv_post_send(3). Of datagrams only. */
+static struct ibv_send_wr wr_of(const struct request *request, struct ibv_sge *inline_sge)
 {
-    struct queue records = {.first = NULL, .last = &records.first};
-    uint64_t wr_id = qp->extended->wr_id;
-    unsigned flags = qp->extended->wr_flags;
-    bool begun = false, failing = qp->failing;
-    int error = batch->error != 0 ? batch->error : call_fault_locked(PLACE_CALL_POST_SEND, qp, 0);
+    *inline_sge = (struct ibv_sge){.addr = (uintptr_t)request->bytes, .length = (uint32_t)request->size};
+    struct ibv_send_wr wr = {
+        .wr_id = request->record->id,
+        .sg_list = request->is_inline ? inline_sge : request->sges,
+        .num_sge = request->is_inline ? 1 : (int)request->sge_count,
+        .opcode = request->opcode,
+        .send_flags = request->flags | IBV_SEND_SIGNALED | (request->is_inline ? IBV_SEND_INLINE : 0),
+        .imm_data = request->imm_or_key,
+        .wr.ud = {.ah = request->ah, .remote_qpn = request->remote_qpn, .remote_qkey = request->remote_qkey},
+    };
+    if (request->opcode == IBV_WR_TSO) {
+        wr.tso.hdr = request->header;
+        wr.tso.hdr_sz = request->header_size;
+        wr.tso.mss = request->mss;
+    }
+    return wr;
+}
 
-    for (struct request *request = batch->first; error == 0 && request != NULL; request = request->next) {
+static bool reorders(const struct request *request)
+{
+    return request->fault != NULL && request->fault->kind == FAULT_REORDER;
+}
+
+/* Requests as the adapter gets them. */
+struct order {
+    struct request *first, **last;
+};
+
+static void order_add(struct order *order, struct request *request)
+{
+    request->next_said = NULL;
+    *order->last = request;
+    order->last = &request->next_said;
+}
+
+/* Makes a record of each request of the batch. Those that the adapter is to have are said, and those that wait for one
+ * that overtakes them are late. */
+static int prepare(struct qp *qp, struct batch *batch, struct order *said, struct order *late)
+{
+    for (struct request *request = batch->first; request != NULL; request = request->next) {
         size_t content_size;
         const void *content = content_of(request, &content_size);
         struct record *record = send_record(qp, request->wr_id, (request->flags & IBV_SEND_SIGNALED) != 0,
                                             operation_of(request->opcode), request->size, content, content_size);
-        if (record == NULL) {
-            error = adapter_gone() ? EIO : ENOMEM;
-            break;
-        }
-        queue_add(&records, record);
+        if (record == NULL)
+            return adapter_gone() ? EIO : ENOMEM;
+        request->record = record;
         if (record->absent)
             continue;
-        if (!begun)
-            qp->real.wr_start(qp->extended);
-        begun = true;
         struct ibv_sge bytes = {.addr = (uintptr_t)request->bytes, .length = (uint32_t)request->size};
-        struct ibv_sge wrong, *sges = request->sges;
-        record->bounce = message_bounce(qp, record->operation, request->is_inline ? &bytes : sges,
-                                        request->is_inline ? 1 : request->sge_count, request->is_inline, NULL);
+        record->bounce = message_bounce(qp, record->operation, request->is_inline ? &bytes : request->sges,
+                                        request->is_inline ? 1 : request->sge_count, request->is_inline,
+                                        qp->ibv->qp_type == IBV_QPT_UD ? &request->fault : NULL);
         if (record->bounce != NULL && request->is_inline)
             memcpy(request->bytes, record->bounce->bytes, request->size);
         else if (record->bounce != NULL) {
-            wrong = (struct ibv_sge){
+            request->sges[0] = (struct ibv_sge){
                 .addr = (uintptr_t)record->bounce->bytes,
                 .length = record->bounce->size,
                 .lkey = record->bounce->mr->lkey,
             };
-            request->sges = &wrong;
             request->sge_count = 1;
         }
-        repeat(qp, request, record->id);
-        request->sges = sges;
+        order_add(reorders(request) ? late : said, request);
+        if (!reorders(request) && late->first != NULL) {
+            *said->last = late->first;
+            said->last = late->last;
+            *late = (struct order){NULL, &late->first};
+        }
     }
-    if (begun && error == 0)
-        error = qp->real.wr_complete(qp->extended);
-    else if (begun)
-        qp->real.wr_abort(qp->extended);
+    return 0;
+}
+
+static int say(struct qp *qp, const struct order *order)
+{
+    uint64_t wr_id = qp->extended->wr_id;
+    unsigned flags = qp->extended->wr_flags;
+
+    if (order->first == NULL)
+        return 0;
+    qp->real.wr_start(qp->extended);
+    for (const struct request *request = order->first; request != NULL; request = request->next_said)
+        repeat(qp, request, request->record->id);
+    int error = qp->real.wr_complete(qp->extended);
     qp->extended->wr_id = wr_id;
     qp->extended->wr_flags = flags;
-    if (error != 0)
+    return error;
+}
+
+static void keep_all(struct qp *qp, const struct order *order)
+{
+    for (const struct request *request = order->first; request != NULL; request = request->next_said) {
+        struct ibv_sge sge;
+        struct ibv_send_wr wr = wr_of(request, &sge);
+        /* A datagram may be lost. */
+        if (datagram_keep(qp, &wr, request->record, reorders(request)) != 0)
+            record_succeed(request->record);
+    }
+}
+
+static void add_all(struct qp *qp, const struct batch *batch)
+{
+    for (const struct request *request = batch->first; request != NULL; request = request->next) {
+        if (request->fault != NULL && request->fault->kind == FAULT_DUPLICATE) {
+            struct ibv_sge sge;
+            struct ibv_send_wr wr = wr_of(request, &sge);
+            datagram_repeat(qp, &wr, request->record);
+        }
+        queue_add(&qp->sends, request->record);
+    }
+}
+
+/* All or nothing, as the library's own. What comes twice comes again behind the others, because the batch as the
+ * program has made it must have room without that. */
+static int complete(struct qp *qp, struct batch *batch)
+{
+    struct order said = {NULL, &said.first}, late = {NULL, &late.first};
+    bool failing = qp->failing;
+    int error = batch->error != 0 ? batch->error : call_fault_locked(PLACE_CALL_POST_SEND, qp, 0);
+
+    if (error == 0)
+        error = prepare(qp, batch, &said, &late);
+    if (error == 0) {
+        error = say(qp, &said);
+        if (datagrams_can_wait(qp, error)) {
+            keep_all(qp, &said);
+            error = 0;
+        }
+    }
+    if (error == 0) {
+        add_all(qp, batch);
+        if (said.first != NULL)
+            datagrams_post(qp);
+        keep_all(qp, &late);
+    } else {
         qp->failing = failing;
-    while (records.first != NULL) {
-        struct record *record = records.first;
-        records.first = record->next;
-        if (error != 0)
-            record_free(record);
-        else
-            queue_add(&qp->sends, record);
+        for (struct request *request = batch->first; request != NULL; request = request->next)
+            if (request->record != NULL)
+                record_free(request->record);
     }
     after_posting(qp);
     return error;

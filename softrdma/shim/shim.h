@@ -276,6 +276,12 @@ void qp_in_error_state(struct qp *qp);
 /* datagrams.c. With the lock. */
 /* Posts the request of the record. A datagram with a fault is posted later, or twice. */
 int send_post(struct qp *qp, struct ibv_send_wr *wr, struct record *record, const struct fault *fault);
+/* Its parts, for requests that are posted together. */
+bool datagrams_can_wait(const struct qp *qp, int error); /* after it was refused with this error */
+int datagram_keep(struct qp *qp, const struct ibv_send_wr *wr, struct record *record, bool reorders);
+/* The record of the program's own request is not in the queue yet, so it comes behind that of the second one. */
+void datagram_repeat(struct qp *qp, const struct ibv_send_wr *wr, const struct record *first);
+void datagrams_post(struct qp *qp); /* what is kept, as far as there is room */
 /* Returns when it has to be called again, or NEVER. */
 uint64_t datagrams_on_time(struct qp *qp, uint64_t now);
 void datagrams_forget(struct qp *qp);

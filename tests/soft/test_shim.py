@@ -374,6 +374,15 @@ def test_only_datagrams_come_twice_or_in_another_order(do):
         ("late", "3 1 2 [1] [2] [3] 4 [4]"),
         ("twice destroyed", "1 1 2 2 [1] [2]"),
         ("late destroyed", "3 1 2 [3] [1] [2]"),
+        # By ibv_wr_send().
+        ("single", "1 2 3 4 [1] [2] [3] [4]"),
+        ("twice single", "1 1 2 2 [1] [2] 3 3 4 4 [3] [4]"),
+        ("late single", "3 1 2 [1] [2] [3] 4 [4]"),
+        ("twice single destroyed", "1 1 2 2 [1] [2]"),
+        ("together", "1 2 3 4 [1] [2] [3] [4]"),
+        ("twice together", "1 2 3 4 1 2 3 4 [1] [2] [3] [4]"),
+        ("late together", "3 1 2 [1] [2] [3] 4 [4]"),
+        ("late together destroyed", "3 1 2 [3] [1] [2]"),
     ],
 )
 def test_datagrams_at_a_full_queue(tmp_path, words, expected):

@@ -1,8 +1,10 @@
-/* full_queue [twice|late [destroyed]]: datagrams of the shim at a driver's send queue that is full. The driver is a
- * list of ROOM numbers, which this program empties; softverbs and rxe have no such moment: the one has no datagrams,
- * and the other sends at once.
+/* full_queue [twice|late] [destroyed] [single|together]: datagrams of the shim at a driver's send queue that is full.
+ * The driver is a list of ROOM numbers, which this program empties; softverbs and rxe have no such moment: the one has
+ * no datagrams, and the other sends at once. The program posts by ibv_post_send(). With `single` it posts by
+ * ibv_wr_send(), each datagram by itself, and with `together` all in one batch.
  */
 #include "../../../softrdma/shim/datagrams.c"
+#include "../../../softrdma/shim/extended_posting.c"
 #include "../../../softrdma/shim/requests.c"
 
 #include <stdio.h>
@@ -17,6 +19,16 @@ static uint64_t clock_ns, adapter_has[ROOM];
 static unsigned in_adapter;
 static struct qp queue_pair;
 static struct cq completions;
+static struct ibv_qp_ex extended = {.qp_base.qp_type = IBV_QPT_UD};
+static const struct fault *faults[ROOM + 2]; /* of the numbers */
+
+/* ---- The driver ---- */
+
+static void driver_take(uint64_t id, unsigned char letter)
+{
+    adapter_has[in_adapter++] = id;
+    printf("%u ", letter);
+}
 
 static int driver_post(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **refused)
 {
@@ -24,8 +36,45 @@ static int driver_post(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_sen
     *refused = wr;
     if (in_adapter == ROOM)
         return ENOMEM;
-    adapter_has[in_adapter++] = wr->wr_id;
-    printf("%u ", *(const unsigned char *)(uintptr_t)wr->sg_list[0].addr);
+    driver_take(wr->wr_id, *(const unsigned char *)(uintptr_t)wr->sg_list[0].addr);
+    return 0;
+}
+
+static struct {
+    uint64_t id;
+    unsigned char letter;
+} said[2 * ROOM];
+static unsigned said_count;
+
+static void driver_wr_start(struct ibv_qp_ex *ex)
+{
+    (void)ex;
+    said_count = 0;
+}
+
+static void driver_wr_send(struct ibv_qp_ex *ex)
+{
+    said[said_count++].id = ex->wr_id;
+}
+
+static void driver_wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t qpn, uint32_t qkey)
+{
+    (void)ex, (void)ah, (void)qpn, (void)qkey;
+}
+
+static void driver_wr_set_inline_data(struct ibv_qp_ex *ex, void *address, size_t length)
+{
+    (void)ex, (void)length;
+    said[said_count - 1].letter = *(const unsigned char *)address;
+}
+
+static int driver_wr_complete(struct ibv_qp_ex *ex)
+{
+    (void)ex;
+    if (in_adapter + said_count > ROOM)
+        return ENOSPC;
+    for (unsigned i = 0; i < said_count; i++)
+        driver_take(said[i].id, said[i].letter);
     return 0;
 }
 
@@ -46,6 +95,8 @@ static int driver_modify(struct ibv_qp *qp, struct ibv_qp_attr *attributes, int 
     (void)qp, (void)attributes, (void)mask;
     return 0;
 }
+
+/* ---- The rest of the shim ---- */
 
 void *library_function(unsigned library, enum name_index index)
 {
@@ -82,8 +133,8 @@ const struct fault *request_fault(struct qp *qp, enum fault_operation operation,
 const struct fault *message_fault(const struct qp *qp, enum fault_operation operation, unsigned kinds, uint64_t size,
                                   const void *content, size_t content_size, uint64_t *random)
 {
-    (void)qp, (void)operation, (void)kinds, (void)size, (void)content, (void)content_size, (void)random;
-    return NULL;
+    (void)qp, (void)operation, (void)kinds, (void)size, (void)content_size, (void)random;
+    return faults[*(const unsigned char *)content];
 }
 
 void channel_raise(struct channel *channel, struct cq *cq)
@@ -97,21 +148,78 @@ int extended_cq_poll(struct cq *cq, struct completion *out)
     return ENOENT;
 }
 
+struct object *object_find(enum object_kind kind, const void *key)
+{
+    return kind == OBJECT_QP && key == queue_pair.ibv ? &queue_pair.object : NULL;
+}
+
+void lock(void) {}
+
+void unlock(void) {}
+
+bool adapter_gone(void)
+{
+    return false;
+}
+
+int call_fault_locked(enum fault_call call, const struct qp *qp, uint64_t live)
+{
+    (void)call, (void)qp, (void)live;
+    return 0;
+}
+
+enum fault_operation operation_of(enum ibv_wr_opcode opcode)
+{
+    (void)opcode;
+    return PLACE_SEND;
+}
+
+struct record *send_record(struct qp *qp, uint64_t wr_id, bool signaled, enum fault_operation operation, uint64_t size,
+                           const void *content, size_t content_size)
+{
+    struct record *record = record_new();
+
+    (void)signaled, (void)size, (void)content, (void)content_size;
+    record->wr_id = wr_id;
+    record->qp = qp;
+    record->cq = &completions;
+    record->operation = operation;
+    record->visible = true;
+    return record;
+}
+
+void after_posting(struct qp *qp)
+{
+    queue_deliver(qp, &qp->sends);
+}
+
+/* ---- The program ---- */
+
+static int post_together(unsigned first, unsigned last)
+{
+    ibv_wr_start(&extended);
+    for (unsigned number = first; number <= last; number++) {
+        unsigned char letter = (unsigned char)number;
+        extended.wr_id = number;
+        extended.wr_flags = IBV_SEND_SIGNALED;
+        ibv_wr_send(&extended);
+        ibv_wr_set_ud_addr(&extended, NULL, 1, 1);
+        ibv_wr_set_inline_data(&extended, &letter, 1);
+        letter = 0;
+    }
+    return ibv_wr_complete(&extended);
+}
+
 /* As post_send() of operations.c does for a request that is inline. */
-static int post(unsigned number, const struct fault *fault)
+static int post(unsigned number)
 {
     unsigned char letter = (unsigned char)number;
     struct ibv_sge sge = {.addr = (uintptr_t)&letter, .length = 1};
     struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_INLINE};
-    struct record *record = record_new();
+    struct record *record = send_record(&queue_pair, number, true, PLACE_SEND, 1, &letter, 1);
 
-    record->wr_id = number;
-    record->qp = &queue_pair;
-    record->cq = &completions;
-    record->operation = PLACE_SEND;
-    record->visible = true;
     wr.wr_id = record->id;
-    int error = send_post(&queue_pair, &wr, record, fault);
+    int error = send_post(&queue_pair, &wr, record, faults[number]);
     letter = 0;
     if (error == 0)
         queue_add(&queue_pair.sends, record);
@@ -143,27 +251,48 @@ static void pass(uint64_t ms)
     requests_on_time();
 }
 
+static bool is_said(int count, char **words, const char *word)
+{
+    for (int i = 1; i < count; i++)
+        if (strcmp(words[i], word) == 0)
+            return true;
+    return false;
+}
+
 int main(int count, char **words)
 {
     static struct context context = {.ops = {.post_send = driver_post, .poll_cq = driver_poll}};
-    static struct ibv_qp ibv_qp;
     const struct fault twice = {.kind = FAULT_DUPLICATE}, later = {.kind = FAULT_REORDER};
-    const char *what = count > 1 ? words[1] : "";
+    bool single = is_said(count, words, "single"), together = is_said(count, words, "together");
 
+    extended.wr_start = driver_wr_start;
+    extended.wr_send = driver_wr_send;
+    extended.wr_set_ud_addr = driver_wr_set_ud_addr;
+    extended.wr_set_inline_data = driver_wr_set_inline_data;
+    extended.wr_complete = driver_wr_complete;
     completions.context = queue_pair.context = &context;
     completions.last = &completions.first;
-    queue_pair.ibv = &ibv_qp;
+    queue_pair.ibv = &extended.qp_base;
     queue_pair.send_cq = &completions;
     queue_pair.sends.last = &queue_pair.sends.first;
     queue_pair.receives.last = &queue_pair.receives.first;
-    for (unsigned i = 1; i <= ROOM; i++) {
-        bool is_late = strcmp(what, "late") == 0 && (i <= 2 || i == ROOM);
-        if (post(i, strcmp(what, "twice") == 0 ? &twice : is_late ? &later : NULL) != 0)
+    extended_qp_take(&queue_pair, &extended);
+    for (unsigned i = 1; i <= ROOM; i++)
+        if (is_said(count, words, "twice"))
+            faults[i] = &twice;
+        else if (is_said(count, words, "late") && (i <= 2 || i == ROOM))
+            faults[i] = &later;
+    if (together && post_together(1, ROOM + 1) != ENOSPC)
+        return 4;
+    if (together && post_together(1, ROOM) != 0)
+        return 1;
+    for (unsigned i = 1; i <= ROOM && !together; i++)
+        if ((single ? post_together(i, i) : post(i)) != 0)
             return 1;
-    }
-    if (*what == '\0' && post(ROOM + 1, NULL) != ENOMEM)
+    if (faults[1] == NULL &&
+        (single || together ? post_together(ROOM + 1, ROOM + 1) != ENOSPC : post(ROOM + 1) != ENOMEM))
         return 2;
-    if (count > 2) {
+    if (is_said(count, words, "destroyed")) {
         datagrams_forget(&queue_pair);
         queue_free(&queue_pair.sends);
         records_of_qp_orphan(&queue_pair);
@@ -173,6 +302,7 @@ int main(int count, char **words)
         pass(ALONE_MS / 4);
     }
     printf("\n");
+    extended_qp_give(&queue_pair);
     for (uint32_t i = 0; i < chunk_count; i++)
         free(chunks[i]);
     return queue_pair.kept != NULL || queue_pair.sends.first != NULL ? 3 : 0;
