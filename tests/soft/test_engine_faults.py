@@ -132,9 +132,15 @@ def test_a_silent_completion_wakes_nobody(tmp_path):
 
 
 def test_an_end_that_says_nothing_more(tmp_path):
-    """The first messages, a little over 100 bytes each, are taken. Later ones never arrive."""
+    """The first messages are taken. Later ones never arrive.
+
+    76 bytes make the connection, and a Send has 88. Until the peer's first receipt has come, a Read of 52 bytes follows
+    each, so 3 or 4 of them fit. The last Send may arrive without its Read.
+    """
     (seen,) = play([("held", ("at=connection do=mute bytes=500",))], tmp_path)
-    assert codes(seen["client"]) == codes(seen["server"]) == [OK] * 4
+    client, server = codes(seen["client"]), codes(seen["server"])
+    assert set(client + server) == {OK}
+    assert 3 <= len(client) <= len(server) <= 4
     assert not seen["ended"]
 
 
