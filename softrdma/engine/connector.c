@@ -183,7 +183,7 @@ static nd_status new_stream(struct connector *connector, const struct sockaddr_s
 
     if (handle == NO_SOCKET)
         return status;
-    struct stream *stream = stream_create(connector->object.adapter, handle);
+    struct stream *stream = stream_create(connector->object.adapter, handle, false);
     if (stream == NULL)
         return ND_INSUFFICIENT_RESOURCES;
     stream->peer = *peer;

@@ -39,7 +39,7 @@ static void unlist(struct stream *stream)
     open_streams--;
 }
 
-struct stream *stream_create(struct adapter *adapter, socket_handle handle)
+struct stream *stream_create(struct adapter *adapter, socket_handle handle, bool accepted)
 {
     struct stream *stream = calloc(1, sizeof *stream);
 
@@ -47,7 +47,7 @@ struct stream *stream_create(struct adapter *adapter, socket_handle handle)
         socket_discard(handle);
         return NULL;
     }
-    if (!socket_start(&stream->socket, handle)) {
+    if (!socket_start(&stream->socket, handle, accepted)) {
         free(stream);
         return NULL;
     }

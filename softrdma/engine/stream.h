@@ -129,8 +129,8 @@ static inline uint32_t smaller(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* Takes over the socket. The caller gets one reference. */
-struct stream *stream_create(struct adapter *adapter, socket_handle handle);
+/* Takes over the socket, as socket_start() does. The caller gets one reference. */
+struct stream *stream_create(struct adapter *adapter, socket_handle handle, bool accepted);
 void stream_hold(struct stream *stream);
 void stream_drop(struct stream *stream);
 void stream_lock(struct stream *stream);

@@ -72,8 +72,9 @@ bool socket_address(socket_handle handle, struct sockaddr_storage *out);
 /* Closes a handle that no struct socket has. */
 void socket_discard(socket_handle handle);
 
-/* Takes the handle over and assigns it to a worker, whose number is then socket->worker. False: it was closed. */
-bool socket_start(struct socket *socket, socket_handle handle);
+/* Takes the handle over and assigns it to a worker, whose number is then socket->worker. `accepted`: it is connected.
+ * False: it was closed. */
+bool socket_start(struct socket *socket, socket_handle handle, bool accepted);
 /* These three do as much as is possible at once. IO_PENDING: io->done follows. The memory must stay until then.
  * IO_FAILED: *error is set. At most one operation of each kind runs at a time. */
 enum io_result socket_connect(struct socket *socket, struct io *io, const struct sockaddr_storage *peer,

@@ -71,7 +71,7 @@ static struct stream *make_stream(struct listener *listener, socket_handle accep
         socket_discard(accepted);
         return NULL;
     }
-    struct stream *stream = stream_create(listener->object.adapter, accepted);
+    struct stream *stream = stream_create(listener->object.adapter, accepted, true);
     if (stream == NULL)
         return NULL;
     stream->local = local;

@@ -22,6 +22,7 @@ struct listener {
     socket_handle handle;
     bool closed, delivering, waits;
     pthread_t deliverer;
+    struct sockaddr_storage address;
     bool wildcard;
     listener_arrived *arrived;
     void *owner;
@@ -109,7 +110,7 @@ static bool make_room(struct listener *listener)
 static void accept_all(struct listener *listener)
 {
     for (int i = 0; i < ACCEPT_ROUND; i++) {
-        struct sockaddr_storage local = {0}, peer = {0};
+        struct sockaddr_storage local = listener->address, peer = {0};
 
         pthread_mutex_lock(&listener->lock);
         bool closed = listener->closed;
@@ -126,9 +127,9 @@ static void accept_all(struct listener *listener)
             return;
         }
         struct stream *stream = NULL;
-        bool served = socket_address(handle, &local) && (!listener->wildcard || soft_serves((struct sockaddr *)&local));
+        bool served = !listener->wildcard || (socket_address(handle, &local) && soft_serves((struct sockaddr *)&local));
         if (served)
-            stream = stream_create(listener->object.adapter, handle);
+            stream = stream_create(listener->object.adapter, handle, true);
         else
             socket_discard(handle);
         if (stream == NULL)
@@ -183,7 +184,6 @@ nd_status listener_create(struct adapter *adapter, socket_handle handle, listene
                           struct listener **out)
 {
     struct listener *listener = calloc(1, sizeof *listener);
-    struct sockaddr_storage address;
 
     if (listener == NULL) {
         socket_discard(handle);
@@ -194,9 +194,10 @@ nd_status listener_create(struct adapter *adapter, socket_handle handle, listene
     listener->handle = handle;
     listener->arrived = arrived;
     listener->owner = owner;
-    listener->wildcard = socket_address(handle, &address) && address_is_wildcard((const struct sockaddr *)&address);
-    nd_status status = ND_SUCCESS;
-    if (listen(handle, SOMAXCONN) != 0)
+    nd_status status = socket_address(handle, &listener->address) ? ND_SUCCESS : ND_INSUFFICIENT_RESOURCES;
+    listener->wildcard = address_is_wildcard((const struct sockaddr *)&listener->address);
+    socket_set_up(handle);
+    if (status == ND_SUCCESS && listen(handle, SOMAXCONN) != 0)
         status = errno == EADDRINUSE ? ND_SHARING_VIOLATION : ND_INSUFFICIENT_RESOURCES;
     if (status == ND_SUCCESS && !object_start(&listener->object, &listener_class, adapter, NULL))
         status = ND_INSUFFICIENT_RESOURCES;

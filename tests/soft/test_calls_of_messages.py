@@ -1,4 +1,4 @@
-"""How many system calls a message costs on soft0. softrdma/verbs/README.md has the table.
+"""How many system calls a message costs on soft0, and a connection. softrdma/verbs/README.md has the table.
 
 The numbers are those of a program whose own thread does the work. On a busy machine the library's threads come first now
 and then, which costs more: a mode is tried several times then.
@@ -65,3 +65,15 @@ def test_a_stream_of_64_kib_writes_costs_one_send_each():
     assert number("send", output) < 1.1
     assert number("recv", output) < 1.1
     assert number("write", output) < 0.1
+
+
+def test_a_connection_asks_the_system_nothing_that_the_library_knows():
+    output = run("connection_calls")
+    # The active end: what leads to the peer, that nothing is bound yet, and the port that it got. The passive end's
+    # address is that of its listener.
+    assert number("getsockname", output) <= 3
+    assert number("getpeername", output) == 0
+    assert number("ioctl", output) == 0
+    # Of the active end, how it binds, TCP_NODELAY and SO_KEEPALIVE, which the passive one has from its listener. Of
+    # both, how they end, at the beginning and before the FIN.
+    assert number("setsockopt", output) <= 7

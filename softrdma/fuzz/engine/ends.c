@@ -36,7 +36,7 @@ struct end connected_with(struct shared_queue *srq, struct read_limits read_limi
     world_require(qp_create(adapter, adapter, end.cq, end.cq, srq, NULL, &limits, NULL, NULL, &end.qp) == ND_SUCCESS,
                   "has no queue pair");
     end.socket = socket_bound(&any, false, &status);
-    end.stream = stream_create(adapter, end.socket);
+    end.stream = stream_create(adapter, end.socket, false);
     end.stream->revision = 2;
     end.stream->own_inbound = 4;
     end.stream->own_outbound = read_limits.outbound;

@@ -192,6 +192,11 @@ socket_handle socket_for_connecting(const struct sockaddr_storage *own, nd_statu
     return socket_bound(own, false, status);
 }
 
+void socket_set_up(socket_handle handle)
+{
+    (void)of(handle);
+}
+
 bool socket_set_service_type(socket_handle handle, uint8_t value)
 {
     (void)of(handle);
@@ -249,8 +254,9 @@ void socket_discard(socket_handle handle)
     close_connection(of(handle));
 }
 
-bool socket_start(struct socket *socket, socket_handle handle)
+bool socket_start(struct socket *socket, socket_handle handle, bool accepted)
 {
+    world_require(accepted == connections[handle].connected, "starts a socket of another kind");
     socket->handle = handle;
     socket->worker = transport_next_worker();
     return true;

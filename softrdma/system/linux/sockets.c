@@ -19,7 +19,6 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 /* So many answers in a row show that the program answers messages. */
@@ -116,6 +115,12 @@ socket_handle socket_for_connecting(const struct sockaddr_storage *own, nd_statu
     return bound(own, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, status);
 }
 
+void socket_set_up(socket_handle handle)
+{
+    set_option(handle, IPPROTO_TCP, TCP_NODELAY);
+    set_option(handle, SOL_SOCKET, SO_KEEPALIVE);
+}
+
 bool socket_set_service_type(socket_handle handle, uint8_t value)
 {
     struct sockaddr_storage own;
@@ -194,12 +199,8 @@ bool channel_usable(const struct channel *channel)
     return channel != NULL && channel->generation == atomic_load_explicit(&system_generation, memory_order_relaxed);
 }
 
-bool socket_start(struct socket *socket, socket_handle handle)
+bool socket_start(struct socket *socket, socket_handle handle, bool accepted)
 {
-    struct sockaddr_storage peer;
-    socklen_t length = sizeof peer;
-    int on = 1;
-
     handles_lock();
     bool noted = handles_add(handle);
     handles_unlock();
@@ -211,17 +212,15 @@ bool socket_start(struct socket *socket, socket_handle handle)
         socket_discard(handle);
         return false;
     }
-    ioctl(handle, FIONBIO, &on);
-    set_option(handle, IPPROTO_TCP, TCP_NODELAY);
-    set_option(handle, SOL_SOCKET, SO_KEEPALIVE);
+    if (!accepted)
+        socket_set_up(handle);
     socket->handle = handle;
     socket->channel = channel;
     channel->generation = atomic_load(&system_generation);
     open_direction(&channel->in, handle);
     open_direction(&channel->out, handle);
     /* A socket that has not connected yet is watched later. Now it would look like one that has ended. */
-    bool connected = getpeername(handle, (struct sockaddr *)&peer, &length) == 0;
-    if (!connected || worker_watch(socket->worker, handle, channel, true))
+    if (!accepted || worker_watch(socket->worker, handle, channel, true))
         return true;
     socket_close(socket);
     return false;
@@ -229,7 +228,9 @@ bool socket_start(struct socket *socket, socket_handle handle)
 
 void socket_connected(struct socket *socket, struct sockaddr_storage *local)
 {
-    if (channel_usable(socket->channel))
+    const struct sockaddr *known = (const struct sockaddr *)local;
+
+    if (channel_usable(socket->channel) && (address_port(known) == 0 || address_is_wildcard(known)))
         socket_address(socket->handle, local);
 }
 

@@ -30,6 +30,8 @@ socket_handle socket_sharing(const struct sockaddr_storage *address, int option,
 /* A socket that will connect from this address, whose port is 0. It gets a port when it connects. So ports of
  * connections that ended a short time ago can be used again, to another peer. Otherwise like socket_bound(). */
 socket_handle socket_for_connecting(const struct sockaddr_storage *own, nd_status *status);
+/* TCP_NODELAY and SO_KEEPALIVE. What a listening socket has, its connections have too. */
+void socket_set_up(socket_handle handle);
 /* IP_TOS or IPV6_TCLASS. What a listening socket has, its connections have too. The two bits of ECN are TCP's own. */
 bool socket_set_service_type(socket_handle handle, uint8_t value);
 

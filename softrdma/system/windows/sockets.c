@@ -106,10 +106,11 @@ void socket_discard(socket_handle handle)
     closesocket(handle);
 }
 
-bool socket_start(struct socket *socket, socket_handle handle)
+bool socket_start(struct socket *socket, socket_handle handle, bool accepted)
 {
     BOOL on = TRUE;
 
+    UNUSED(accepted);
     if (!worker_attach((HANDLE)handle, &socket->worker) ||
         !SetFileCompletionNotificationModes((HANDLE)handle,
                                             FILE_SKIP_COMPLETION_PORT_ON_SUCCESS | FILE_SKIP_SET_EVENT_ON_HANDLE)) {

@@ -117,6 +117,7 @@ static int find_source(const struct sockaddr *destination, const struct sockaddr
                        struct sockaddr_storage *out)
 {
     struct sockaddr_storage to = copied(destination), source = *from;
+    bool named = !address_is_wildcard(plain(from));
     socklen_t size = sizeof *out;
     int error = 0;
 
@@ -125,9 +126,10 @@ static int find_source(const struct sockaddr *destination, const struct sockaddr
         return errno;
     address_set_port((struct sockaddr *)&to, PORT_DISCARD);
     address_set_port((struct sockaddr *)&source, 0);
-    if (bind(handle, plain(&source), (socklen_t)size_of(plain(&source))) != 0 ||
+    *out = source;
+    if ((named && bind(handle, plain(&source), (socklen_t)size_of(plain(&source))) != 0) ||
         connect(handle, plain(&to), (socklen_t)size_of(destination)) != 0 ||
-        getsockname(handle, (struct sockaddr *)out, &size) != 0)
+        (!named && getsockname(handle, (struct sockaddr *)out, &size) != 0))
         error = errno;
     close(handle);
     return error;
