@@ -8,6 +8,7 @@
 
 static void take_context(unsigned library, struct ibv_context *ibv)
 {
+    watch_forks(library);
     lock();
     context_of(library, ibv);
     unlock();

@@ -83,6 +83,7 @@ static void take_of_id(unsigned library, struct rdma_cm_id *id)
      */
     if (id == NULL || id->verbs == NULL || (is_hosted && id->qp == NULL))
         return;
+    watch_forks(library);
     lock();
     if (context_of(library, id->verbs) != NULL && id->qp != NULL)
         qp_of(id->qp);

@@ -469,6 +469,8 @@ static void child_channel(struct object *object, void *what)
     channel->ibv->fd = channel->real_fd;
 }
 
+static _Thread_local unsigned preparing; /* a fork: how often before_fork() was called */
+
 /* The child has no thread of the shim's, and nothing of its parent's works in it but what the library lets it do. */
 static void in_child(void)
 {
@@ -476,19 +478,31 @@ static void in_child(void)
     each_object(OBJECT_CONTEXT, child_context, NULL);
     memset(buckets, 0, sizeof buckets);
     pthread_mutex_init(&shim_lock, NULL);
-    pthread_setcancelstate(cancelable, NULL);
+    if (preparing > 0)
+        pthread_setcancelstate(cancelable, NULL);
+    preparing = 0;
     waiting = 0;
     thread_forget();
 }
 
 static void before_fork(void)
 {
-    lock();
+    if (preparing++ == 0)
+        lock();
 }
 
 static void in_parent(void)
 {
-    unlock();
+    if (preparing > 0 && --preparing == 0)
+        unlock();
+}
+
+void watch_forks(unsigned library)
+{
+    static atomic_flag watched[MAX_LIBRARIES];
+
+    if (!atomic_flag_test_and_set(&watched[library]))
+        pthread_atfork(before_fork, in_parent, in_child);
 }
 
 __attribute__((constructor)) static void load(void)

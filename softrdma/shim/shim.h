@@ -191,6 +191,9 @@ uint64_t now_ns(void);
 extern pthread_mutex_t shim_lock;
 void lock(void);
 void unlock(void);
+/* Without the lock, after a library has opened a device. What was registered last is called first before a fork, and
+ * softverbs takes a lock there that its calls take with the shim's. */
+void watch_forks(unsigned library);
 struct object *object_find(enum object_kind kind, const void *key);
 void *object_new(enum object_kind kind, const void *key, size_t size);
 void object_free(struct object *object);

@@ -358,6 +358,42 @@ def test_the_shim_exports_what_programs_ask_for():
     assert ours <= versions_of(softverbs.folder() / softverbs.LIBRARY)
 
 
+def test_forks_while_requests_fail():
+    """The shim moves a queue pair to the error state, for which softverbs takes the lock that it also takes at a fork."""
+    program = f"""if True:
+        import ctypes, sys, threading
+        forking = ctypes.CDLL({str(built(PROGRAMS / "slow_fork.c", "-shared", "-fPIC"))!r})
+        assert forking.begin() == 0
+        import ndpy
+        from ndpy.testing import connected_pair
+
+        goes_on = True
+
+        def fails():
+            with ndpy.open_adapter("soft0") as adapter:
+                while goes_on:
+                    with connected_pair(adapter) as (client, server):
+                        server.queue_pair.receive(server.memory)
+                        client.queue_pair.send(client.memory[:5])
+                        assert not client.take()[0].ok
+
+        threads = [threading.Thread(target=fails, daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(60):
+            # The other threads run meanwhile.
+            assert forking.fork_once() == 0
+        goes_on = False
+        for thread in threads:
+            thread.join()
+        """
+    fails = Fault("status", operation="send", every=1, status="RETRY_EXC_ERR")
+    with Injection(Scenario([fails]), "shim") as injection:
+        done = python(program, injection.environment())
+        assert (done.returncode, done.stderr) == (0, "")
+        injection.report().check()
+
+
 @pytest.mark.parametrize("do", ["duplicate", "reorder"])
 def test_only_datagrams_come_twice_or_in_another_order(do):
     plain = completions([])
