@@ -451,7 +451,7 @@ def test_options_that_do_not_go_together_are_refused(session, arguments):
 
 
 FAULTY = """
-    import contextlib, subprocess, sys, time
+    import contextlib, multiprocessing, subprocess, sys, time
 
     import pytest
 
@@ -535,6 +535,29 @@ FAULTY = """
         rdma_faults(NO_QUEUE)
         assert "create completion queue" in rdma_peer(creates).result()
 
+    def forked(adapter):
+        with pytest.raises(ndpy.ClosedError, match="opened by the parent process"):
+            adapter.create_completion_queue(4)
+        adapter.close()
+        with ndpy.open_adapter(adapter.info.name) as own:
+            own.create_completion_queue(4).close()
+            with pytest.raises(ndpy.NdpyError, match="create completion queue"):
+                own.create_completion_queue(4)
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork()")
+    def test_a_forked_child_counts_for_itself(rdma_faults):
+        adapter = rdma_faults(Fault("errno", call=CALL, nth=3, errno="ENOMEM"))
+        with adapter.create_completion_queue(4), adapter.register(bytearray(4096)):
+            child = multiprocessing.get_context("fork").Process(target=forked, args=(adapter,))
+            child.start()
+            child.join(60)
+            assert child.exitcode == 0
+            adapter.create_completion_queue(4).close()
+            with pytest.raises(ndpy.NdpyError, match="create completion queue"):
+                adapter.create_completion_queue(4)
+        send(adapter)
+        assert len({each.pid for each in rdma_faults.report().fired}) == 2
+
     def test_a_removed_adapter(rdma_faults):
         adapter = rdma_faults(Fault("remove", nth=1))
         with pytest.raises(ndpy.NdpyError):
@@ -563,7 +586,7 @@ def test_faults_fire_at_the_adapter_of_their_test_and_are_told(session, pytester
     (example,) = [block for block in document.split("```python\n") if "def test_a_send_that_fails" in block]
     result = session(textwrap.dedent(FAULTY) + example.partition("```")[0], "-rs", limit_s=240)
     windows = sys.platform == "win32"
-    result.assert_outcomes(passed=14 - windows, failed=1, errors=1, skipped=windows)
+    result.assert_outcomes(passed=15 - 2 * windows, failed=1, errors=1, skipped=2 * windows)
     result.stdout.fnmatch_lines(
         [
             "*ERROR at teardown of test_never*",
