@@ -24,7 +24,7 @@ EACH_CALL = PROGRAM.with_name("each_call.c")
 DATAGRAMS = Path(__file__).with_name("datagram_row.py")
 DATAGRAM_BATCHES = PROGRAM.with_name("datagram_batches.c")
 COUNT, RETRIES, FLUSHED = 6, 12, 5
-WAYS_OF_DATAGRAMS = ["", "silent", "inline", "silent list", "builder", "builder silent together"]
+WAYS_OF_DATAGRAMS = ["", "silent", "inline", "silent list", "builder", "builder inline", "builder silent together"]
 
 
 def gid_index(adapter) -> str:
