@@ -8,9 +8,11 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define KICK_TIMEOUT_MS    2000
-#define REJECT_NO_LISTENER 8 /* of InfiniBand's connection manager, "invalid service id" */
+#define USE_NS             100000 /* so long, until it is looked again whether an identifier is in use */
+#define REJECT_NO_LISTENER 8      /* of InfiniBand's connection manager, "invalid service id" */
 #define REJECT_CONSUMER    28
 #define ANY_TIME_LATER     (FAULT_BIT(FAULT_LOSE) | FAULT_BIT(FAULT_DISCONNECT) | FAULT_BIT(FAULT_MUTE))
 
@@ -19,6 +21,7 @@ struct identifier {
     struct rdma_cm_id *id;
     unsigned library;
     uint32_t qp_num; /* of a queue pair that the program itself connects; 0: it has that of librdmacm, or none */
+    unsigned uses;   /* without the lock: it must not be destroyed yet */
     bool waits;      /* calls with it wait for their end: it has no channel of the program's */
     bool removed;    /* DEVICE_REMOVAL has to be told */
     bool has_ended;  /* DISCONNECTED was told by the shim */
@@ -47,12 +50,28 @@ void identifier_take(unsigned library, struct rdma_cm_id *id, bool waits)
     identifier->id = id;
     identifier->library = library;
     identifier->waits = waits;
+    /* A removal after some time has to be told also if the program opens no device itself. */
+    if (has_faults_at(AT_ADAPTER))
+        thread_wake();
+}
+
+static void identifier_release(struct rdma_cm_id *id)
+{
+    struct identifier *identifier = (struct identifier *)object_find(OBJECT_ID, id);
+
+    if (identifier != NULL)
+        identifier->uses--;
 }
 
 void identifier_forget(struct rdma_cm_id *id)
 {
     struct identifier *identifier = (struct identifier *)object_find(OBJECT_ID, id);
 
+    for (; identifier != NULL && identifier->uses > 0; identifier = (struct identifier *)object_find(OBJECT_ID, id)) {
+        unlock();
+        nanosleep(&(struct timespec){.tv_nsec = USE_NS}, NULL);
+        lock();
+    }
     if (identifier != NULL)
         object_free(&identifier->object);
     for (struct made_event *made = made_events; made != NULL; made = made->next)
@@ -339,6 +358,7 @@ void connection_end(struct qp *qp)
     unsigned library = search.found->library;
     bool hears = !search.found->waits && id->channel != NULL;
     search.found->has_ended = hears;
+    search.found->uses++;
     unlock();
     if (hears && say(library, id, RDMA_CM_EVENT_DISCONNECTED, 0, NULL) != 0) {
         lock();
@@ -351,6 +371,7 @@ void connection_end(struct qp *qp)
     REAL(library, rdma_disconnect)(id);
     inside--;
     lock();
+    identifier_release(id);
     qp = (struct qp *)object_find(OBJECT_QP, ibv);
     if (qp != NULL) {
         qp_fail(qp);
@@ -396,10 +417,12 @@ void connections_tell_removal(void)
         if (identifier == NULL)
             return;
         identifier->removed = false;
+        identifier->uses++;
         struct rdma_cm_id *id = identifier->id;
         unsigned library = identifier->library;
         unlock();
         say(library, id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0, NULL);
         lock();
+        identifier_release(id);
     }
 }

@@ -317,7 +317,8 @@ uint64_t adapter_on_time(uint64_t now);
 
 /* connections.c */
 void identifier_take(unsigned library, struct rdma_cm_id *id, bool waits); /* with the lock */
-void identifier_forget(struct rdma_cm_id *id);                             /* with the lock */
+/* Before the library destroys it. With the lock, which it gives up while another thread uses the identifier. */
+void identifier_forget(struct rdma_cm_id *id);
 /* The queue pair that the program connects by it. With the lock. */
 void identifier_uses(struct rdma_cm_id *id, const struct rdma_conn_param *parameters);
 struct qp *identifier_qp(struct rdma_cm_id *id);

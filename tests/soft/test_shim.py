@@ -13,7 +13,7 @@ import building
 import pytest
 from c_programs import PROGRAMS, run
 from kit.deadlines import patient
-from kit.helpers import sample
+from kit.helpers import host_of, sample
 from kit.processes import Process, free_port, wait_for_tcp_listener
 from kit.programs import built
 
@@ -272,19 +272,13 @@ SANITIZED = [
 ]
 
 
-@pytest.mark.parametrize(("faults", "options"), [(None, ""), *sample(SANITIZED, 1)])
-def test_sanitizers_find_nothing(faults, options):
-    """With a sanitizer in the shim and in softverbs. The program hostile is the first one."""
+def sanitized(faults: list[Fault], name: str, *words: str) -> str:
+    """What a program prints with a sanitizer in the shim and in softverbs, which find nothing."""
     sanitizers = [sanitizer("asan"), sanitizer("ubsan")]
     building.make("softrdma/verbs", *building.LIBRARY["-asan"])
     libraries = building.BUILD / "lib-asan"
-    name, *words = (
-        ["hostile", "soft0", "without-forks"]
-        if faults is None
-        else ["completions", "soft0", "0", "6", *options.split()]
-    )
     program = built(PROGRAMS / f"{name}.c", "-rdynamic", "-lrdmacm")
-    with Injection(Scenario(faults or []), "shim") as injection:
+    with Injection(Scenario(faults), "shim") as injection:
         environment = {
             **os.environ,
             **building.SANITIZERS,
@@ -296,6 +290,23 @@ def test_sanitizers_find_nothing(faults, options):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Sanitizer" not in done.stderr, done.stderr
     assert "runtime error" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("faults", "options"), [(None, ""), *sample(SANITIZED, 1)])
+def test_sanitizers_find_nothing(faults, options):
+    """The program hostile is the first one."""
+    if faults is None:
+        sanitized([], "hostile", "soft0", "without-forks")
+    else:
+        sanitized(faults, "completions", "soft0", "0", "6", *options.split())
+
+
+def test_identifiers_are_destroyed_while_the_others_are_told_of_a_removal():
+    with ndpy.open_adapter("soft0") as adapter:
+        address = host_of(adapter)
+    removal = Fault("remove", after_ms=int(patient(3) * 1000))
+    assert "destroyed 300" in sanitized([removal], "removed_ids", address, "300")
 
 
 def foreign(name: str, injection: Injection | None, *words: str) -> Process:
