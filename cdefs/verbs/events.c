@@ -294,8 +294,11 @@ int ndpy_cm_let_go(struct rdma_cm_id *id)
 {
     int null, error = 0;
 
-    /* softverbs has no files of the kernel. A device that the shim removes stays, and librdmacm will use it again. */
-    if (!id->verbs || of_cm_id(id)->call_softverbs_addresses || is_faulty(of_cm_id(id)))
+    /* softverbs has no files of the kernel. A device that only a scenario removes stays, and librdmacm will use it
+       again. The kernel removes this folder first, before it waits for those who use the device. */
+    if (!id->verbs || of_cm_id(id)->call_softverbs_addresses)
+        return 0;
+    if (is_faulty(of_cm_id(id)) && access(id->verbs->device->dev_path, F_OK) == 0)
         return 0;
     null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (null < 0)

@@ -1,10 +1,11 @@
 """A program whose link or device goes away. It runs in a process of its own, on a link of its own.
 
-python on_a_link.py removal|port ADAPTER NETDEV
+python on_a_link.py removal|removal_in_a_scenario|second_removal|port ADAPTER NETDEV
 """
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -28,6 +29,8 @@ from kit.threads import Elsewhere
 
 import ndpy
 from ndpy import Access, EventKind, Status
+from ndpy.faults import Fault, Scenario
+from ndpy.faults.injection import Injection, load_shim
 
 # How long the news of a removal may take to reach every object.
 NOTICE_S = 30.0
@@ -164,6 +167,38 @@ def removal(name: str, netdev: str) -> None:
         say("gone")
 
 
+def removal_in_a_scenario(name: str, netdev: str) -> None:
+    """The same while the shim could remove it, too."""
+    load_shim()
+    with Injection(Scenario([Fault("remove", nth=1_000_000)]), "shim") as injection:
+        injection.begin()
+        removal(name, netdev)
+
+
+def second_removal(name: str, netdev: str) -> None:
+    """A scenario removes the device first. Then the device is removed, and after that everything is closed."""
+    keep = Keeper()
+    load_shim()
+    with Injection(Scenario([Fault("remove", nth=3)]), "shim") as injection:
+        injection.begin()
+        adapter = ndpy.open_adapter(name)
+        pair: Pair = connect_pair(keep, adapter)
+        region = memory(keep, adapter, 64)
+        with contextlib.suppress(ndpy.NdpyError):
+            for _ in range(5):
+                pair.server.queue_pair.receive(region)
+        expect_removed("wait", lambda: pair.server.cq.wait(DEADLINE_S))
+        injection.report().check()
+        say("ready")
+        delete = subprocess.Popen(["rdma", "link", "delete", name])
+        time.sleep(1)
+        keep.close()
+        adapter.close()
+        assert delete.wait(DEADLINE_S) == 0
+    assert name not in [info.name for info in ndpy.list_adapters()]
+    say("gone")
+
+
 def port(name: str, netdev: str) -> None:
     """The port goes down and comes up while a connection is in use."""
     keep = Keeper()
@@ -195,4 +230,5 @@ def port(name: str, netdev: str) -> None:
 
 
 if __name__ == "__main__":
-    {"removal": removal, "port": port}[sys.argv[1]](*sys.argv[2:])
+    what = {function.__name__: function for function in (removal, removal_in_a_scenario, second_removal, port)}
+    what[sys.argv[1]](*sys.argv[2:])

@@ -52,9 +52,10 @@ def on_a_link(what: str, link: tuple[str, str]) -> Process:
     return Process(sys.executable, "-X", "dev", Path(__file__).parent / "on_a_link.py", what, *link)
 
 
-def test_a_removed_device_makes_every_object_say_so_and_closing_lets_it_go(link):
+@pytest.mark.parametrize("what", ["removal", "removal_in_a_scenario", "second_removal"])
+def test_a_removed_device_makes_every_object_say_so_and_closing_lets_it_go(link, what):
     """`rdma link delete` waits for the program. It ends once the program has closed everything."""
-    with on_a_link("removal", link) as process:
+    with on_a_link(what, link) as process:
         result = process.succeed(90)
     assert result.out.splitlines()[0] == "ready"
     assert result.out.splitlines()[-1] == "gone"
