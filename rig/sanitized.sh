@@ -50,8 +50,9 @@ for library in $libraries; do preload="$preload $(gcc -print-file-name=$library)
     cd "$folder" || exit 1
     # gcc 12's runtimes misread the thread-local memory of glibc 2.36.
     common=intercept_tls_get_addr=0:abort_on_error=1:log_path=$reports
-    # exitcode=0: leaks alone do not end it, since most are Python's.
-    export ASAN_OPTIONS=$common:detect_leaks=1:exitcode=0:strict_string_checks=1
+    # exitcode=0: leaks alone do not end it, since most are Python's. Programs that have faults by the shim load it before the
+    # runtime.
+    export ASAN_OPTIONS=$common:detect_leaks=1:exitcode=0:strict_string_checks=1:verify_asan_link_order=0
     export UBSAN_OPTIONS=$common:print_stacktrace=1
     export TSAN_OPTIONS=$common:suppressions=$checkout/rig/tsan.supp:halt_on_error=1:second_deadlock_stack=1
     # A free-threaded Python has no other allocator than its own.
