@@ -431,7 +431,8 @@ void stream_accepted(struct stream *stream)
         stream_needs_upkeep();
 }
 
-struct stream *streams_next(void)
+/* The streams take turns: the one whose turn it is, held. */
+static struct stream *next_stream(void)
 {
     lock_acquire(&streams_lock);
     struct stream *stream = streams;
@@ -444,12 +445,17 @@ struct stream *streams_next(void)
     return stream;
 }
 
-size_t streams_open(void)
+void streams_each(void (*act)(struct stream *stream, void *what), void *what)
 {
     lock_acquire(&streams_lock);
-    size_t count = open_streams;
+    size_t left = open_streams;
     lock_release(&streams_lock);
-    return count;
+    for (struct stream *stream; left > 0 && (stream = next_stream()) != NULL; left--) {
+        stream_lock(stream);
+        act(stream, what);
+        stream_unlock(stream);
+        stream_drop(stream);
+    }
 }
 
 void streams_abort(void)
@@ -469,6 +475,17 @@ void streams_abort(void)
     }
 }
 
+static void tell(struct stream *stream, void *nothing)
+{
+    UNUSED(nothing);
+    stream_pump(stream);
+}
+
+void streams_tell_all(void)
+{
+    streams_each(tell, NULL);
+}
+
 void streams_forget(void)
 {
     lock_start(&streams_lock);
@@ -479,23 +496,27 @@ void streams_forget(void)
     gathering_forget();
 }
 
+struct muting {
+    struct adapter *adapter;
+    bool mute;
+};
+
+static void mute_or_not(struct stream *stream, void *what)
+{
+    const struct muting *muting = what;
+
+    if (stream->adapter != muting->adapter || stream->mute == muting->mute)
+        return;
+    stream->mute = muting->mute;
+    stream->send_again |= !stream->mute && stream->unsaid;
+    stream->unsaid &= stream->mute;
+    if (!stream->mute)
+        stream_resume_input(stream);
+}
+
 void streams_mute(struct adapter *adapter, bool mute)
 {
-    for (size_t left = streams_open(); left > 0; left--) {
-        struct stream *stream = streams_next();
-        if (stream == NULL)
-            return;
-        stream_lock(stream);
-        if (stream->adapter == adapter && stream->mute != mute) {
-            stream->mute = mute;
-            stream->send_again |= !mute && stream->unsaid;
-            stream->unsaid &= mute;
-            if (!mute)
-                stream_resume_input(stream);
-        }
-        stream_unlock(stream);
-        stream_drop(stream);
-    }
+    streams_each(mute_or_not, &(struct muting){adapter, mute});
 }
 
 /* The adapter is gone, so its connections end too. */

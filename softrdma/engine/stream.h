@@ -190,6 +190,8 @@ void stream_await_program(struct stream *stream);
 bool guests_expel(void);
 
 void streams_abort(void);
+/* The process ends: tells the peers what was taken from them, and sends what can be sent at once. Without locks. */
+void streams_tell_all(void);
 /* In a forked child. */
 void streams_forget(void);
 void streams_remove_adapter(struct adapter *adapter);

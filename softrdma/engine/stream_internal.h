@@ -9,10 +9,8 @@
 /* The peer sent its FIN (`error` is ND_SUCCESS), or the connection is lost. */
 void stream_connection_lost(struct stream *stream, nd_status error);
 void stream_close_socket(struct stream *stream);
-/* The open streams take turns: the one whose turn it is, held. As many calls as streams_open() said reach each that was
- * open then. NULL: none is open. Without locks. */
-struct stream *streams_next(void);
-size_t streams_open(void);
+/* Calls act(), with the lock of a stream, for each that is open now. Without locks. */
+void streams_each(void (*act)(struct stream *stream, void *what), void *what);
 
 /* guests.c. From the connection on until the request has arrived, and again once it was refused. Nothing happens if it
  * is one already, or none. True: there are too many, and guests_limit() has to be called without locks. */

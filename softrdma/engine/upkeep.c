@@ -37,6 +37,7 @@ struct round {
     uint32_t passed_ms; /* since the round before */
     unsigned asking;    /* streams that ask from now on */
     unsigned free;      /* places for others. One that gets free goes to a stream behind, so that all get their turn */
+    bool needs_more;    /* a stream needs more upkeep */
 };
 static _Atomic unsigned asking; /* after the round before */
 
@@ -87,11 +88,12 @@ static void look_after_peer(struct stream *stream, bool waits, struct round *rou
     }
 }
 
-/* True if the stream needs more upkeep. */
-static bool tend(struct stream *stream, struct round *round)
+static void tend(struct stream *stream, void *what)
 {
+    struct round *round = what;
+
     if (!stream->open)
-        return false;
+        return;
     bool starved = stream->starves;
     if (starved) {
         stream->starves = false;
@@ -103,26 +105,17 @@ static bool tend(struct stream *stream, struct round *round)
     stream->traffic = traffic;
     bool shrunk = rests && stream_shrink(stream);
     look_after_peer(stream, waits && rests, round);
-    return !shrunk || starved || waits;
+    round->needs_more |= !shrunk || starved || waits;
 }
 
 static bool tend_all(uint32_t passed_ms)
 {
     struct round round = {.passed_ms = passed_ms};
-    bool needed = false;
 
     round.free = asking < ASK_AT_ONCE ? ASK_AT_ONCE - asking : 0;
-    for (size_t left = streams_open(); left > 0; left--) {
-        struct stream *stream = streams_next();
-        if (stream == NULL)
-            break;
-        stream_lock(stream);
-        needed |= tend(stream, &round);
-        stream_unlock(stream);
-        stream_drop(stream);
-    }
+    streams_each(tend, &round);
     asking = round.asking;
-    return guests_limit() || needed;
+    return guests_limit() || round.needs_more;
 }
 
 static void upkeep(struct timer *ignored);

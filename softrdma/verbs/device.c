@@ -529,9 +529,12 @@ __attribute__((constructor)) static void load(void)
     system_on_fork(begin_anew);
 }
 
-/* The process ends, and the workers still run. */
+/* The process ends, and the workers still run. A message that the program has seen succeeds at its sender, as with a
+ * card, which acknowledges it by itself. When the system closes the sockets, what was not sent is lost. */
 __attribute__((destructor)) static void unload(void)
 {
+    streams_tell_all();
+    driving_push();
     object_write_statistics();
 }
 

@@ -48,6 +48,11 @@ def test_what_is_made_and_closed_again_and_again_leaves_nothing_behind():
 # ---- peers that die ----
 
 
+@pytest.mark.parametrize("habit", ["polled", "written"])
+def test_what_a_peer_has_taken_succeeds_although_its_process_ends(habit):
+    run("last_message", habit, rounds(200, 40))
+
+
 @pytest.mark.parametrize("during", ["writes", "reads", "messages", "idle", "connecting", "accepting"])
 def test_a_killed_peer_ends_requests_and_connection(during):
     """At once: its kernel says so. Every request completes, and nothing is left."""

@@ -121,7 +121,7 @@ void driving_hold(struct channel *channel)
         workers_wake();
 }
 
-static void push_all(void)
+void driving_push(void)
 {
     if (holding == NULL)
         return;
@@ -198,13 +198,13 @@ void driving_attend(void)
 
     if (!attended) {
         next = 0;
-        push_all();
+        driving_push();
         return;
     }
     uint64_t now = now_ms();
     if (next != 0 && now < next)
         return;
-    push_all();
+    driving_push();
     alone = program_threads() == 1;
     if (next == 0 || shuts != seen) {
         next = now + NAP_MS;
@@ -218,7 +218,7 @@ void driving_attend(void)
         ;
     set_gates();
     /* What was held since. */
-    push_all();
+    driving_push();
 }
 
 /* ---- Driving ---- */
@@ -244,7 +244,7 @@ static int drive(bool push)
     if (!begin_to_drive())
         return 0;
     if (push)
-        push_all();
+        driving_push();
     for (unsigned i = 0; i < worker_count; i++)
         if (workers[i].sockets > 0)
             handled += worker_handle(&workers[i]);
@@ -358,7 +358,7 @@ bool workers_drive_until(int descriptor, const sigset_t *signals)
     for (unsigned i = 0; sleeps && i < worker_count; i++)
         /* Also those without sockets: they may get one meanwhile. */
         states[count++] = (struct pollfd){.fd = workers[i].epoll, .events = POLLIN};
-    push_all();
+    driving_push();
     if (shuts_gates)
         ticket = go_inside();
     int ready = ppoll(states, count, NULL, signals), error = errno;

@@ -31,6 +31,8 @@ void workers_spin(bool (*found)(void *what), void *what);
 void workers_found(void);
 /* This thread goes to sleep soon. */
 void workers_sleep_soon(void);
+/* Sends what sockets hold back for what may follow soon. */
+void driving_push(void);
 /* Waits until the descriptor is readable, and drives meanwhile if no other thread does. Returns early for no reason,
  * and with EINTR in errno and false after a signal. Call it again until it is readable. The thread has called
  * signals_off(), and `signals` are those that it blocks while it sleeps. */
