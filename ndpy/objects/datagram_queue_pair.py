@@ -105,7 +105,6 @@ class DatagramQueuePair(QueuePair, DatagramSteps):
     qkey = 0
 
     def __init__(self, *arguments: Any) -> None:
-        #: Listeners that name it and its memberships in multicast groups.
         #: Calls of resolve() and join_multicast() that have not ended. Each has a method fail(error).
         self._calls: set[Any] = set()
         #: GID and LID of each multicast group that it is attached to.
