@@ -335,6 +335,11 @@ int main(void)
     workers_spin(never, NULL);
     EXPECT(looks == 2 * TURNS);
     others_need = 0;
+    /* Until it has shown that it looks again and again, the gates are open while others run. */
+    self.spins = 0;
+    yields = yields_shut = 0;
+    workers_spin(never, NULL);
+    EXPECT(yields == 1 && yields_shut == 0);
     alone = false;
     /* Its looks count although it finds something at each second one, or a worker did for it. */
     workers_found();
