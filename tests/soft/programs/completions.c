@@ -15,6 +15,8 @@
  *
  * A line is "a|b WR_ID STATUS [ms]": a posts, b receives. The last one is "events N": how often it was woken.
  */
+#include "need.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -51,26 +53,6 @@ static struct ibv_srq *srq;
 static struct rdma_event_channel *connections;
 static char memory[2 * SIZE];
 static unsigned woken;
-
-static void fail(const char *what, int error)
-{
-    printf("%s failed: %s\n", what, strerror(error));
-    exit(1);
-}
-
-static void *need(void *made, const char *what)
-{
-    if (made == NULL)
-        fail(what, errno);
-    return made;
-}
-
-static double now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1e3 + now.tv_nsec / 1e6;
-}
 
 static void make(struct end *end, int count)
 {

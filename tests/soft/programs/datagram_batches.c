@@ -4,6 +4,8 @@
  * The send queue has room for COUNT datagrams and no more. Each has SIZE bytes: each of them its number, from 1. Their
  * memory changes as soon as the program may do that. With `together` all are posted in one batch.
  */
+#include "need.h"
+
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdbool.h>
@@ -21,26 +23,6 @@
 
 static unsigned char letters[MOST][SIZE], arrived[2 * MOST][HEADER + SIZE];
 static bool is_together, is_inline, is_silent;
-
-static void fail(const char *what, int error)
-{
-    printf("%s failed: %s\n", what, strerror(error));
-    exit(1);
-}
-
-static void *need(void *made, const char *what)
-{
-    if (made == NULL)
-        fail(what, errno);
-    return made;
-}
-
-static double now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1e3 + now.tv_nsec / 1e6;
-}
 
 static struct ibv_context *open_device(const char *name)
 {

@@ -7,6 +7,8 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* dlvsym(), RTLD_NEXT */
 #endif
+#include "need.h"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -24,15 +26,6 @@
 
 static struct ibv_device *device;
 static char memory[4096];
-
-static void *need(void *made, const char *what)
-{
-    if (made == NULL) {
-        printf("%s: %s\n", what, strerror(errno));
-        exit(1);
-    }
-    return made;
-}
 
 struct shared {
     struct ibv_context *context;
