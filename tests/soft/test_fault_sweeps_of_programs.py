@@ -44,8 +44,8 @@ def sweep(
     return json.loads(report.read_text())["runs"]
 
 
-def test_rping_ends_when_a_request_fails(tmp_path):
-    runs = sweep(tmp_path, "rping", "client", 6, "--only", "status")
+def test_fi_pingpong_ends_when_a_request_fails(tmp_path):
+    runs = sweep(tmp_path, "fi_pingpong", "client", 6, "--only", "status")
     assert len(runs) == 6
     assert {run["outcome"] for run in runs} <= {"succeeded", "failed"}
     assert all(len(run["fired"]) == 1 for run in runs)
