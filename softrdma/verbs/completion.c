@@ -14,12 +14,11 @@
 EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context)
 {
     bool refused = soft_inherited(context) || SOFT_FAULT(context, PLACE_CALL_CREATE_COMP_CHANNEL, 0) != 0;
-    struct soft_channel *channel = refused ? NULL : calloc(1, sizeof *channel);
+    struct soft_channel *channel =
+        refused ? NULL : event_source_new(EVENTS_OF_COMP_CHANNEL, offsetof(struct soft_channel, events), true);
 
-    if (channel == NULL || !event_queue_start(&channel->events, true)) {
-        free(channel);
+    if (channel == NULL)
         return NULL;
-    }
     soft_live[PLACE_CALL_CREATE_COMP_CHANNEL]++;
     channel->ibv.context = context;
     channel->ibv.fd = channel->events.fd;
@@ -31,7 +30,7 @@ EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
     struct soft_channel *channel = (struct soft_channel *)ibv;
 
     if (soft_inherited(ibv->context)) {
-        event_queue_end(&channel->events);
+        event_source_close(EVENTS_OF_COMP_CHANNEL, &channel->events, NULL, NULL);
         return 0;
     }
     pthread_mutex_lock(&channel->events.lock);
@@ -39,8 +38,7 @@ EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
     pthread_mutex_unlock(&channel->events.lock);
     if (used)
         return errno = EBUSY;
-    event_queue_end(&channel->events);
-    free(channel);
+    event_source_close(EVENTS_OF_COMP_CHANNEL, &channel->events, NULL, NULL);
     soft_live[PLACE_CALL_CREATE_COMP_CHANNEL]--;
     return 0;
 }
@@ -65,14 +63,15 @@ void face_notified(struct completion_queue *engine, nd_status status)
         return;
     event->cq = cq;
     cq->events_given++;
-    event_put(&((struct soft_channel *)cq->ibv.channel)->events, &event->event);
+    if (!event_put(&((struct soft_channel *)cq->ibv.channel)->events, &event->event))
+        free(event);
 }
 
 EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **out, void **context)
 {
     struct event_queue *events = &((struct soft_channel *)ibv)->events;
 
-    if (SOFT_FAULT(ibv->context, PLACE_CALL_GET_CQ_EVENT, 0) != 0)
+    if (event_queue_open(events) && SOFT_FAULT(ibv->context, PLACE_CALL_GET_CQ_EVENT, 0) != 0)
         return -1;
     struct soft_cq_event *event = (struct soft_cq_event *)event_take(events);
 

@@ -198,11 +198,9 @@ EXPORT struct ibv_context *ibv_open_device(struct ibv_device *asked)
 {
     if (asked != &only.device)
         return soft_null(ENODEV);
-    struct soft_context *context = calloc(1, sizeof *context);
-    if (context == NULL || !event_queue_start(&context->events, false)) {
-        free(context);
+    struct soft_context *context = event_source_new(EVENTS_OF_CONTEXT, offsetof(struct soft_context, events), false);
+    if (context == NULL)
         return NULL;
-    }
     pthread_mutex_lock(&contexts_lock);
     context->adapter = adapter_use();
     if (context->adapter != NULL) {
@@ -212,8 +210,7 @@ EXPORT struct ibv_context *ibv_open_device(struct ibv_device *asked)
     pthread_mutex_unlock(&contexts_lock);
     if (context->adapter == NULL) {
         int error = errno;
-        event_queue_end(&context->events);
-        free(context);
+        event_source_close(EVENTS_OF_CONTEXT, &context->events, NULL, NULL);
         return soft_null(error);
     }
     if (SOFT_FAULT(&context->verbs.context, PLACE_CALL_OPEN_DEVICE, 0) != 0) {
@@ -317,13 +314,7 @@ static void begin_anew(void)
     transport_forget();
     numbers_forget();
     waiting_forget();
-}
-
-static bool is_any(const struct event *event, const void *what)
-{
-    UNUSED(event);
-    UNUSED(what);
-    return true;
+    event_sources_forget();
 }
 
 EXPORT int ibv_close_device(struct ibv_context *ibv)
@@ -331,7 +322,7 @@ EXPORT int ibv_close_device(struct ibv_context *ibv)
     struct soft_context *context = soft_context(ibv);
 
     if (soft_inherited(ibv)) {
-        event_queue_end(&context->events);
+        event_source_close(EVENTS_OF_CONTEXT, &context->events, NULL, NULL);
         return 0;
     }
     pthread_mutex_lock(&contexts_lock);
@@ -341,10 +332,8 @@ EXPORT int ibv_close_device(struct ibv_context *ibv)
     if (*at != NULL)
         *at = context->next;
     pthread_mutex_unlock(&contexts_lock);
-    event_remove(&context->events, is_any, NULL);
-    event_queue_end(&context->events);
     pthread_mutex_destroy(&ibv->mutex);
-    free(context);
+    event_source_close(EVENTS_OF_CONTEXT, &context->events, NULL, NULL);
     adapter_unuse();
     return 0;
 }
@@ -471,7 +460,8 @@ void soft_async(struct soft_context *context, enum ibv_event_type type, void *el
     struct counts counts = counts_of(&event->ibv);
     if (counts.context != NULL)
         (*counts.given)++;
-    event_put(&context->events, &event->event);
+    if (!event_put(&context->events, &event->event))
+        free(event);
 }
 
 /* Called once for an event that is then removed, so nobody has to acknowledge it. */
@@ -498,9 +488,11 @@ void soft_async_forget(struct soft_context *context, enum ibv_event_type type, v
 
 EXPORT int ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *out)
 {
-    struct event *event =
-        SOFT_FAULT(ibv, PLACE_CALL_GET_ASYNC_EVENT, 0) == 0 ? event_take(&soft_context(ibv)->events) : NULL;
+    struct event_queue *events = &soft_context(ibv)->events;
 
+    if (event_queue_open(events) && SOFT_FAULT(ibv, PLACE_CALL_GET_ASYNC_EVENT, 0) != 0)
+        return -1;
+    struct event *event = event_take(events);
     if (event == NULL)
         return -1;
     *out = ((struct soft_async_event *)event)->ibv;

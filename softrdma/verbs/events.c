@@ -5,6 +5,11 @@
  * epoll of a loop (driving.h). A program may wait for it with poll() or sleep in event_take(). O_NONBLOCK prevents
  * that. After a signal, event_take() goes on if all handlers have SA_RESTART, as a read() of the descriptor would.
  *
+ * What has a queue is called a source: a context or a channel. A program's thread may ask for an event while another
+ * one closes the source, and afterwards; rping does. The memory of a source stays of its kind, so such a call fails
+ * with EBADF, as with a descriptor that was closed. A thread that waits already goes on waiting, as in a read(): rping
+ * ends with an error if it is told.
+ *
  * A handler may leave a wait in event_take() by siglongjmp(), as it may leave a read(). So signals are off but for the
  * sleep, during which the thread has nothing that others need. They stay on if the descriptor did not block the last
  * time: then nothing waits.
@@ -31,75 +36,127 @@
 /* What this thread has put while it drove for the queue that it takes from. It is not in the list, and has no count. */
 static _Thread_local struct event *own;
 
-/* The list begins with this node, which is no event. */
-struct head {
-    struct event event;  /* first */
-    uint32_t generation; /* of the process that has the queue */
-};
-
-static struct head *head_of(struct event_queue *queue)
-{
-    return (struct head *)queue->first;
-}
+/* Per kind: sources that are closed, to be used again. Their locks stay initialized. */
+static struct event_queue *closed[EVENT_SOURCES];
+static pthread_mutex_t closed_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* A child shares the descriptor with its parent. It has no worker that would put an event, and a thread of the parent
  * may have had the lock during the fork. */
-static bool is_parents(struct event_queue *queue)
+static bool is_parents(const struct event_queue *queue)
 {
-    return head_of(queue)->generation != system_generation;
+    return queue->generation != system_generation;
 }
 
-bool event_queue_start(struct event_queue *queue, bool drives)
-{
-    struct head *head = calloc(1, sizeof *head);
+/* ---- What has a queue ---- */
 
-    if (head == NULL)
+static bool queue_start(struct event_queue *queue, bool drives)
+{
+    int count = eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
+
+    if (count < 0)
         return false;
-    head->generation = system_generation;
-    queue->count = eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
-    if (queue->count < 0) {
-        free(head);
-        return false;
-    }
+    pthread_mutex_lock(&queue->lock);
+    queue->generation = system_generation;
     queue->drives = drives;
-    queue->fd = drives ? loop_open(&queue->loop, queue->count) : queue->count;
-    pthread_mutex_init(&queue->lock, NULL);
-    queue->first = &head->event;
-    queue->last = &head->event.next;
+    queue->nonblocking = false;
+    queue->first = NULL;
+    queue->last = &queue->first;
+    queue->fd = drives ? loop_open(&queue->loop, count) : count;
+    queue->count = count;
+    pthread_mutex_unlock(&queue->lock);
     return true;
 }
 
-void event_queue_end(struct event_queue *queue)
+static void keep(enum event_source kind, struct event_queue *queue)
+{
+    pthread_mutex_lock(&closed_lock);
+    queue->next_closed = closed[kind];
+    closed[kind] = queue;
+    pthread_mutex_unlock(&closed_lock);
+}
+
+void *event_source_new(enum event_source kind, size_t offset, bool drives)
+{
+    pthread_mutex_lock(&closed_lock);
+    struct event_queue *queue = closed[kind];
+    if (queue != NULL)
+        closed[kind] = queue->next_closed;
+    pthread_mutex_unlock(&closed_lock);
+
+    char *source = queue != NULL ? (char *)queue - offset : calloc(1, offset + sizeof *queue);
+    if (source == NULL)
+        return NULL;
+    if (queue != NULL) {
+        memset(source, 0, offset);
+    } else {
+        queue = (struct event_queue *)(source + offset);
+        queue->fd = queue->count = -1;
+        pthread_mutex_init(&queue->lock, NULL);
+    }
+    if (queue_start(queue, drives))
+        return source;
+    int error = errno;
+    keep(kind, queue);
+    return soft_null(error);
+}
+
+static void close_inherited(const struct event_queue *queue)
+{
+    if (queue->fd != queue->count)
+        close(queue->fd);
+    close(queue->count);
+}
+
+void event_source_close(enum event_source kind, struct event_queue *queue, event_call *last, const void *what)
 {
     if (is_parents(queue)) {
-        if (queue->fd != queue->count)
-            close(queue->fd);
-        close(queue->count);
+        close_inherited(queue);
         return;
     }
-    for (struct event *event = queue->first; event != NULL;) {
+    pthread_mutex_lock(&queue->lock);
+    struct event *event = queue->first;
+    int count = queue->count;
+    queue->first = NULL;
+    queue->last = &queue->first;
+    queue->fd = queue->count = -1;
+    pthread_mutex_unlock(&queue->lock);
+    if (count < 0)
+        return;
+    while (event != NULL) {
         struct event *next = event->next;
+        if (last != NULL)
+            last(event, what);
         free(event);
         event = next;
     }
-    queue->first = NULL;
     if (queue->drives)
         loop_close(&queue->loop);
-    close(queue->count);
-    queue->fd = queue->count = -1;
-    pthread_mutex_destroy(&queue->lock);
+    close(count);
+    keep(kind, queue);
 }
 
-void event_put(struct event_queue *queue, struct event *event)
+void event_sources_forget(void)
+{
+    for (unsigned kind = 0; kind < EVENT_SOURCES; kind++) {
+        system_keep(closed[kind]);
+        closed[kind] = NULL;
+    }
+    pthread_mutex_init(&closed_lock, NULL);
+}
+
+/* ---- Events ---- */
+
+bool event_put(struct event_queue *queue, struct event *event)
 {
     const uint64_t one = 1;
     int cancel = cancel_off(); /* otherwise a thread that is canceled in write() keeps the lock */
 
     event->next = NULL;
     pthread_mutex_lock(&queue->lock);
-    if (own == NULL && driving_for(queue->count) && head_of(queue)->event.next == NULL) {
+    bool open = event_queue_open(queue);
+    if (open && own == NULL && driving_for(queue->count) && queue->first == NULL) {
         own = event;
-    } else {
+    } else if (open) {
         *queue->last = event;
         queue->last = &event->next;
         /* The counter has room for more events than memory has. */
@@ -108,6 +165,7 @@ void event_put(struct event_queue *queue, struct event *event)
     }
     pthread_mutex_unlock(&queue->lock);
     cancel_as(cancel);
+    return open;
 }
 
 /* Takes back one count. Never waits for it, even if the descriptor blocks and the program has read it. */
@@ -127,14 +185,12 @@ static void take_count(int fd)
 
 static struct event *take_first(struct event_queue *queue)
 {
-    struct head *head = head_of(queue);
-
     pthread_mutex_lock(&queue->lock);
-    struct event *event = head->event.next;
+    struct event *event = queue->first;
     if (event != NULL) {
-        head->event.next = event->next;
+        queue->first = event->next;
         if (event->next == NULL)
-            queue->last = &head->event.next;
+            queue->last = &queue->first;
         take_count(queue->count);
     }
     pthread_mutex_unlock(&queue->lock);
@@ -199,8 +255,11 @@ static struct event *take_or_sleep(struct event_queue *queue)
     if (sleeps && queue->drives)
         loop_blocks(&queue->loop);
     while (sleeps && event == NULL) {
-        if (!(queue->drives ? workers_drive_until : sleep_for)(queue->count, &signals) &&
-            (errno != EINTR || !signals_restart()))
+        int count = queue->count;
+        if (count < 0)
+            errno = EBADF;
+        if (count < 0 || (!(queue->drives ? workers_drive_until : sleep_for)(count, &signals) &&
+                          (errno != EINTR || !signals_restart())))
             break;
         event = take_driven(queue);
     }
@@ -226,16 +285,14 @@ struct event *event_take(struct event_queue *queue)
     return event;
 }
 
-void event_remove(struct event_queue *queue, bool (*matches)(const struct event *event, const void *what),
-                  const void *what)
+void event_remove(struct event_queue *queue, event_call *matches, const void *what)
 {
-    struct head *head = head_of(queue);
     struct event *removed = NULL;
 
     if (is_parents(queue))
         return;
     pthread_mutex_lock(&queue->lock);
-    struct event **at = &head->event.next;
+    struct event **at = &queue->first;
     while (*at != NULL) {
         struct event *event = *at;
         if (!matches(event, what)) {

@@ -40,31 +40,46 @@ struct event {
 
 struct event_queue {
     pthread_mutex_t lock;
-    int fd;    /* a program may make it nonblocking and poll it */
-    int count; /* an eventfd */
+    _Atomic int fd;    /* a program may make it nonblocking and poll it; -1: closed */
+    _Atomic int count; /* an eventfd; -1: closed */
     bool drives;
-    _Atomic bool nonblocking; /* as it was when it was last asked */
+    _Atomic bool nonblocking;    /* as it was when it was last asked */
+    _Atomic uint32_t generation; /* of the process that has it */
     struct loop loop;
     struct event *first, **last;
+    struct event_queue *next_closed;
 };
 
-bool event_queue_start(struct event_queue *queue, bool drives);
-void event_queue_end(struct event_queue *queue);
-void event_put(struct event_queue *queue, struct event *event);
+enum event_source { EVENTS_OF_CONTEXT, EVENTS_OF_COMP_CHANNEL, EVENTS_OF_CM_CHANNEL, EVENT_SOURCES };
+
+/* A new object of zeroes, whose queue is its last member, at `offset`. NULL with errno. */
+void *event_source_new(enum event_source kind, size_t offset, bool drives);
+typedef bool event_call(const struct event *event, const void *what);
+/* Hands each event to free(), after `last` unless that is NULL, and takes back the object that
+ * has the queue. In a forked child: only closes the parent's descriptors. */
+void event_source_close(enum event_source kind, struct event_queue *queue, event_call *last, const void *what);
+/* In a forked child. */
+void event_sources_forget(void);
+static inline bool event_queue_open(const struct event_queue *queue)
+{
+    return queue->count >= 0;
+}
+
+/* False: the queue is closed, and the caller keeps the event. */
+bool event_put(struct event_queue *queue, struct event *event);
 /* Takes the oldest event. Waits for one, unless the descriptor does not block. NULL with errno otherwise. */
 struct event *event_take(struct event_queue *queue);
 /* Takes out each event for which `matches` is true and hands it to free(). */
-void event_remove(struct event_queue *queue, bool (*matches)(const struct event *event, const void *what),
-                  const void *what);
+void event_remove(struct event_queue *queue, event_call *matches, const void *what);
 
 /* ---- Objects ---- */
 
 struct soft_context {
     struct verbs_context verbs; /* its last member is the struct ibv_context that programs have */
     struct adapter *adapter;    /* one for all contexts of the process */
-    struct event_queue events;  /* asynchronous events: struct soft_async_event */
     struct soft_context *next;  /* list of device.c */
     uint32_t generation;        /* of the process that opened it */
+    struct event_queue events;  /* asynchronous events: struct soft_async_event */
 };
 
 struct soft_async_event {

@@ -185,6 +185,11 @@ def test_signals_and_cancellation_end_a_wait_as_on_a_card():
     run("waiting")
 
 
+def test_what_is_closed_has_no_events():
+    """rping's threads ask for events until the process ends, also after its main thread closed the channel."""
+    run("closed_sources")
+
+
 def test_a_socket_wakes_the_thread_that_polls_a_channel_and_no_other():
     """Unless that thread does not come. Then the workers do the work, and it is woken for its events alone."""
     run("loops")

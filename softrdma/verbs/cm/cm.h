@@ -44,8 +44,8 @@ enum cm_state {
 
 struct cm_channel {
     struct rdma_event_channel rdma; /* first */
-    struct event_queue events;      /* struct cm_ticket */
     uint32_t generation;            /* of the process that made it */
+    struct event_queue events;      /* struct cm_ticket */
 };
 
 struct cm_id {

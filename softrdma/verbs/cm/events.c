@@ -23,13 +23,9 @@ EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
 
     if (CM_FAULT(NULL, PLACE_CALL_RDMA_CREATE_EVENT_CHANNEL) != 0)
         return NULL;
-    if ((channel = calloc(1, sizeof *channel)) == NULL)
-        return soft_null(ENOMEM);
-    if (!event_queue_start(&channel->events, false)) {
-        int error = errno;
-        free(channel);
-        return soft_null(error);
-    }
+    channel = event_source_new(EVENTS_OF_CM_CHANNEL, offsetof(struct cm_channel, events), false);
+    if (channel == NULL)
+        return NULL;
     soft_live[PLACE_CALL_RDMA_CREATE_EVENT_CHANNEL] += soft_own_calls == 0;
     channel->rdma.fd = channel->events.fd;
     channel->generation = system_generation;
@@ -82,6 +78,16 @@ static void free_all(struct cm_event *event)
     }
 }
 
+/* The identifier may be gone afterwards, unless the program has the event. */
+static void left_queue(struct cm_id *id, bool given)
+{
+    pthread_mutex_lock(&id->lock);
+    id->queued--;
+    id->given += given;
+    pthread_cond_broadcast(&id->acknowledged);
+    pthread_mutex_unlock(&id->lock);
+}
+
 EXPORT void rdma_destroy_event_channel(struct rdma_event_channel *rdma)
 {
     struct cm_channel *channel = (struct cm_channel *)rdma;
@@ -90,14 +96,13 @@ EXPORT void rdma_destroy_event_channel(struct rdma_event_channel *rdma)
     if (channel == NULL)
         return;
     if (cm_foreign(channel->generation)) {
-        close(channel->events.fd);
-        free(channel);
+        event_source_close(EVENTS_OF_CM_CHANNEL, &channel->events, NULL, NULL);
         return;
     }
-    event_remove(&channel->events, take_out, &taken);
+    event_source_close(EVENTS_OF_CM_CHANNEL, &channel->events, take_out, &taken);
+    for (struct cm_event *event = taken.first; event != NULL; event = event->next)
+        left_queue(event->owner, false);
     free_all(taken.first);
-    event_queue_end(&channel->events);
-    free(channel);
     soft_live[PLACE_CALL_RDMA_CREATE_EVENT_CHANNEL] -= soft_own_calls == 0;
 }
 
@@ -158,8 +163,8 @@ void cm_event_put(struct cm_event *event)
     bool put = ticket != NULL && queue != NULL && !id->destroyed;
     if (put) {
         ticket->what = event;
-        id->queued++;
-        event_put(queue, &ticket->event);
+        put = event_put(queue, &ticket->event);
+        id->queued += put;
     }
     pthread_mutex_unlock(&id->lock);
     if (!put) {
@@ -276,11 +281,7 @@ EXPORT int rdma_get_cm_event(struct rdma_event_channel *rdma, struct rdma_cm_eve
         struct cm_id *id = event->owner;
         if (!useful)
             event_free(event);
-        pthread_mutex_lock(&id->lock);
-        id->queued--;
-        id->given += useful;
-        pthread_cond_broadcast(&id->acknowledged);
-        pthread_mutex_unlock(&id->lock);
+        left_queue(id, useful);
         if (useful) {
             *out = &event->rdma;
             return 0;
@@ -336,6 +337,8 @@ EXPORT int rdma_migrate_id(struct rdma_cm_id *rdma, struct rdma_event_channel *c
     if (id == NULL || cm_foreign(id->generation) || (id->sync && channel == NULL) ||
         (channel != NULL && cm_foreign(((struct cm_channel *)channel)->generation)))
         return cm_fail(EINVAL);
+    if (channel != NULL && !event_queue_open(&((struct cm_channel *)channel)->events))
+        return cm_fail(EBADF);
     bool sync = channel == NULL;
     if (sync && (channel = SOFT_OWN(rdma_create_event_channel())) == NULL)
         return -1;
