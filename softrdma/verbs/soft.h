@@ -55,8 +55,8 @@ enum event_source { EVENTS_OF_CONTEXT, EVENTS_OF_COMP_CHANNEL, EVENTS_OF_CM_CHAN
 /* A new object of zeroes, whose queue is its last member, at `offset`. NULL with errno. */
 void *event_source_new(enum event_source kind, size_t offset, bool drives);
 typedef bool event_call(const struct event *event, const void *what);
-/* Hands each event to free(), after `last` unless that is NULL, and takes back the object that
- * has the queue. In a forked child: only closes the parent's descriptors. */
+/* Hands each event to free(), after `last` unless that is NULL, and takes back the object that has the queue. In a
+ * forked child: only closes the parent's descriptors. */
 void event_source_close(enum event_source kind, struct event_queue *queue, event_call *last, const void *what);
 /* In a forked child. */
 void event_sources_forget(void);
