@@ -1,4 +1,5 @@
-/* Contexts and channels that are asked for an event after they were closed. Memory that is freed is overwritten. */
+/* Contexts and channels that are asked for an event after they were closed. Memory that is freed is overwritten, and
+   their descriptors' numbers belong to others. */
 
 #include "ends.h"
 
@@ -77,13 +78,17 @@ static void close_before_identifiers(void)
     rdma_destroy_event_channel(connections);
 }
 
+#define SOURCES 3
+
 int main(void)
 {
-    static const struct source sources[] = {
+    static const struct source sources[SOURCES] = {
         {"ibv_get_cq_event", take_completion, close_completions},
         {"ibv_get_async_event", take_async, close_context},
         {"rdma_get_cm_event", take_connection, close_connections},
     };
+
+    int others[SOURCES][2];
 
     mallopt(M_PERTURB, 0xA5);
     alarm(60);
@@ -91,9 +96,15 @@ int main(void)
         EXPECT((context = open_device()) != NULL);
         EXPECT((completions = ibv_create_comp_channel(context)) != NULL);
         EXPECT((connections = rdma_create_event_channel()) != NULL);
-        for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
+        for (size_t i = 0; i < SOURCES; i++) {
             sources[i].close();
+            EXPECT(pipe2(others[i], O_NONBLOCK) == 0);
             expect_closed(&sources[i]);
+        }
+        for (size_t i = 0; i < SOURCES; i++) {
+            expect_closed(&sources[i]);
+            close(others[i][0]);
+            close(others[i][1]);
         }
     }
     close_before_identifiers();
