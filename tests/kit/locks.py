@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,11 +42,19 @@ def locks_held(adapter: ndpy.Adapter) -> Iterator[None]:
 
 
 def elsewhere(adapter: ndpy.Adapter, call: Callable[[], object]) -> None:
-    """Make a call in another thread, while this one holds every lock. The test fails if that waits."""
+    """Make a call in another thread, while this one holds every lock. The test fails if that waits, and says where."""
     caller = threading.Thread(target=call)
+    waits_at = ""
     with locks_held(adapter):
         caller.start()
         caller.join(DEADLINE_S)
-        waits = caller.is_alive()
+        if caller.is_alive():
+            waits_at = "".join(stack_of(thread) for thread in threading.enumerate())
     caller.join(DEADLINE_S)
-    assert not waits
+    assert not waits_at, waits_at
+
+
+def stack_of(thread: threading.Thread) -> str:
+    """Where a thread is, the innermost call last."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return f"{thread.name}:\n{''.join(traceback.format_stack(frame))}" if frame else f"{thread.name} has ended\n"
