@@ -331,7 +331,7 @@ class Server(Uncopied):
         self._hurries = True
 
     async def _close(self) -> None:
-        try:
+        async with Finally(self._hub, self._hub.leave):
             await in_thread(self._listener.close)
             await asyncio.wait((self._accepting,))
             if not self._accepting.cancelled():
@@ -341,9 +341,6 @@ class Server(Uncopied):
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
-        finally:
-            if not self._loop.is_closed():
-                await self._hub.leave()
 
     async def __aenter__(self) -> Server:
         return self

@@ -170,8 +170,9 @@ def start_soon(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any
 
 async def in_thread(call: Callable[[], T]) -> T:
     """Make a call that may block in a thread. If the task is cancelled, wait for the call all the same."""
+    loop = asyncio.get_running_loop()
     try:
-        future = asyncio.get_running_loop().run_in_executor(None, call)
+        future = loop.run_in_executor(None, call)
     except RuntimeError:
         # asyncio.run() has ended the threads. Its loop has nothing else to do.
         return call()

@@ -107,22 +107,22 @@ class Transfers(Uncopied):
 
     async def unbind(self, window: MemoryWindow) -> None:
         """Take back what a bind gave. A cancellation takes effect afterwards."""
-        try:
-            if self.life.alive and window.is_bound:
-                # Without this task nothing waits before the request is posted.
-                if self._room.full:
-                    await finish(start(self.life.loop, lambda: self._invalidate(window)))
-                else:
-                    await self._invalidate(window)
-        except errors.NdpyError:
-            # The connection was lost.
-            pass
-        finally:
-            if self.life.alive and not window.is_bound:
-                self.windows.append(window)
-            else:
-                # This takes the right away, also where the connection does not do so itself.
-                await in_thread(window.close)
+        async with Finally(self.life, lambda: self._put_away(window)):
+            # Otherwise the connection was lost.
+            with contextlib.suppress(errors.NdpyError):
+                if self.life.alive and window.is_bound:
+                    # Without this task nothing waits before the request is posted.
+                    if self._room.full:
+                        await finish(start(self.life.loop, lambda: self._invalidate(window)))
+                    else:
+                        await self._invalidate(window)
+
+    async def _put_away(self, window: MemoryWindow) -> None:
+        if self.life.alive and not window.is_bound:
+            self.windows.append(window)
+        else:
+            # This takes the right away, also where the connection does not do so itself.
+            await in_thread(window.close)
 
     async def _invalidate(self, window: MemoryWindow) -> None:
         ended = await self.begin(lambda context: self._channel.queue_pair.invalidate(window, context=context))
@@ -330,11 +330,14 @@ class Transfers(Uncopied):
         future.set_result(self.life.error() if begun else None)
 
     async def _end_move(self, posted: list[asyncio.Future[BaseException | None]], leases: list[Lease]) -> None:
-        try:
+        async with Finally(self.life, lambda: self._give_back_after(posted, leases)):
             await self.let_go(*posted)
-        finally:
-            for lease in leases:
-                await self.give_back(lease)
+
+    async def _give_back_after(self, posted: list[asyncio.Future[BaseException | None]], leases: list[Lease]) -> None:
+        # If the end of the move was dropped, they have not ended.
+        await self.let_go(*posted)
+        for lease in leases:
+            await self.give_back(lease)
 
     def _post(self, context: int, post: Callable[[int], None]) -> None:
         self.life.require(ALIVE)
@@ -479,8 +482,6 @@ class Exposure(Uncopied):
         if region is not None:
             region.close()
             await transfers.hub.leave()
-        try:
+        async with Finally(transfers.life, lambda: transfers.give_back(self._lease)):
             if self._window is not None:
                 await transfers.unbind(self._window)
-        finally:
-            await transfers.give_back(self._lease)

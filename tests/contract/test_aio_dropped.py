@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import itertools
 import sys
 
 import pytest
@@ -32,12 +33,16 @@ FOR_EVER_S = 3600
 
 @dataclasses.dataclass
 class Ends:
-    """The two ends of a connection, and the server, whose handler never returns."""
+    """The two ends of a connection, and the server, whose handler never returns.
+
+    waits: set when a task waits for a request that has no completion.
+    """
 
     adapter: ndpy.Adapter
     server: aio.Server
     client: aio.Connection
     accepted: aio.Connection
+    waits: asyncio.Event
 
 
 async def sending(ends):
@@ -58,6 +63,14 @@ async def receiving_long(ends):
     """One reads the message, which does not end, and one waits."""
     ends.accepted.queue_pair.read = lambda *arguments, **options: None
     await asyncio.gather(ends.client.send(pattern(LONG)), ends.accepted.receive(), ends.accepted.receive())
+
+
+async def taking_back(ends):
+    ends.accepted.queue_pair.invalidate = lambda *arguments, **options: ends.waits.set()
+    async with ends.accepted.expose(bytearray(LONG)):
+        pass
+    # Without memory windows nothing waits.
+    ends.waits.set()
 
 
 async def exposing(ends):
@@ -146,11 +159,13 @@ async def make_ends(adapter):
 
     server = await aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS)
     client = await aio.connect(server.address, adapter=adapter, **OPTIONS)
-    return Ends(adapter, server, client, await arrived)
+    return Ends(adapter, server, client, await arrived, asyncio.Event())
 
 
 def close_during(use, adapter, pause_s):
-    """Close a loop in which a task uses a connection, and drop both."""
+    """Close a loop in which a task uses a connection, and drop both. pause_s: after so long, or None: when it has
+    `waits`.
+    """
     loop = asyncio.new_event_loop()
 
     async def begin():
@@ -159,7 +174,11 @@ def close_during(use, adapter, pause_s):
         task = asyncio.ensure_future(use(ends))
         # It is dropped pending, which is what is tested.
         task._log_destroy_pending = False
-        await asyncio.sleep(pause_s)
+        if pause_s is None:
+            await asyncio.wait_for(ends.waits.wait(), DEADLINE_S)
+            await asyncio.sleep(0)
+        else:
+            await asyncio.sleep(pause_s)
         return task, poller
 
     task, poller = loop.run_until_complete(begin())
@@ -180,8 +199,7 @@ def no_collection():
         gc.enable()
 
 
-@pytest.mark.parametrize("pause_s", [0, 0.05])
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use, pause_s", [*itertools.product(USES, [0, 0.05]), (taking_back, None)])
 def test_what_a_closed_loop_leaves_is_collected_while_another_thread_holds_every_lock(
     adapter, unraisable, use, pause_s
 ):
