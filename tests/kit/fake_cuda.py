@@ -6,7 +6,6 @@ import ctypes
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from kit import linux_only as linux_only
-from kit.deadlines import DEADLINE_S
+from kit.compiling import compiled
 from kit.helpers import has_kernel_driver, require
 from ndpy import Adapter, Capability
 from ndpy.objects import cuda as layer
@@ -70,28 +69,9 @@ class CudaArray:
 
 @pytest.fixture(scope="session")
 def fake_cuda_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not shutil.which("gcc"):
-        pytest.skip("building the stand-in needs gcc")
-    path = tmp_path_factory.mktemp("cuda") / "libcuda.so.1"
-    command = [
-        "gcc",
-        "-std=gnu11",
-        "-D_GNU_SOURCE",
-        "-O1",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-shared",
-        "-fPIC",
-        # Whoever loads it leaves a trace.
-        "-Wl,-z,nodelete",
-        SOURCE,
-        "-o",
-        path,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S * 6, check=False)
-    assert done.returncode == 0, done.stderr
-    return path
+    # Whoever loads it leaves a trace.
+    options = "-std=gnu11 -D_GNU_SOURCE -O1 -Wall -Wextra -Werror -shared -fPIC -Wl,-z,nodelete"
+    return compiled(tmp_path_factory.mktemp("cuda") / "libcuda.so.1", *options.split(), SOURCE)
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from kit.compiling import compiled, compiler, has_compiler
 
 _TESTS = Path(__file__).parents[1]
 _BUILT = _TESTS.parent / ".rig/programs"
@@ -21,26 +23,24 @@ _LIBRARIES = ("-Wl,--as-needed", "-libverbs", "-lrdmacm", "-lpthread")
 
 def can_be_built() -> bool:
     """Whether this machine has the compiler and the header that the programs need."""
-    return bool(shutil.which("gcc")) and Path("/usr/include/infiniband/verbs.h").exists()
+    return has_compiler() and Path("/usr/include/infiniband/verbs.h").exists()
 
 
 def built(source: Path, *options: str) -> Path:
-    """Return the compiled program, linked with libibverbs, librdmacm and these options.
+    """Return the program for this machine, linked with libibverbs, librdmacm and these options.
 
     The test skips without a compiler, and fails if the program does not compile.
     """
     if not can_be_built():
         pytest.skip("this needs gcc and libibverbs-dev")
     read = [source, *sorted(source.parent.glob("*.h"))]
-    key = hashlib.sha256(b"".join(path.read_bytes() for path in read) + repr((_FLAGS, options, _LIBRARIES)).encode())
+    how = (compiler(), _FLAGS, options, _LIBRARIES)
+    key = hashlib.sha256(b"".join(path.read_bytes() for path in read) + repr(how).encode())
     path = _BUILT / f"{source.stem}-{key.hexdigest()[:16]}"
     if not path.exists():
         _BUILT.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{os.getpid()}")
-        command = ["gcc", *_FLAGS, "-o", str(draft), str(source), *options, *_LIBRARIES]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        draft.replace(path)
+        compiled(draft, *_FLAGS, source, *options, *_LIBRARIES, timeout_s=120).replace(path)
     return path
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import building
 import pytest
 from c_programs import PROGRAMS, run
+from kit.compiling import compiled, compiler
 from kit.deadlines import patient
 from kit.helpers import host_of, sample
 from kit.processes import Process, free_port, wait_for_tcp_listener
@@ -215,8 +216,8 @@ def test_what_programs_should_not_do_and_do():
 
 def sanitizer(name: str) -> str:
     """The file of gcc's sanitizer. The test skips without it."""
-    command = ["gcc", f"-print-file-name=lib{name}.so"]
-    path = subprocess.run(command, capture_output=True, text=True).stdout.strip() if shutil.which("gcc") else ""
+    command = [compiler(), f"-print-file-name=lib{name}.so"]
+    path = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     if not os.path.isabs(path):
         pytest.skip(f"needs gcc with lib{name}")
     return path
@@ -434,15 +435,9 @@ def test_only_datagrams_come_twice_or_in_another_order(do):
 )
 def test_datagrams_at_a_full_queue(tmp_path, words, expected):
     """The program is never told that its queue is full because of datagrams that it has not posted."""
-    program = tmp_path / "full_queue"
     flags = ["-g", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined"]
     folders = [f"-I{CALLS.parent}", f"-I{CALLS.parents[1] / 'faults'}"]
-    if shutil.which("gcc") is None:
-        pytest.skip("needs gcc")
-    compiled = subprocess.run(
-        ["gcc", *flags, *folders, "-o", program, PROGRAMS / "full_queue.c"], capture_output=True, text=True, timeout=100
-    )
-    assert compiled.returncode == 0, compiled.stderr
+    program = compiled(tmp_path / "full_queue", *flags, *folders, PROGRAMS / "full_queue.c", timeout_s=100)
     done = subprocess.run(
         [program, *words.split()],
         env={**os.environ, **building.SANITIZERS},

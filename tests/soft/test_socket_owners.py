@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import building
 import pytest
+from kit.compiling import compiled
 from kit.deadlines import patient
 
 # Of IPv4 and then of IPv6: root's socket, another user's, one of root's that was closed, one that waits to be accepted.
@@ -20,14 +20,12 @@ TRUSTED = {"kernel": "1 0 0 0 1 0 0 0 1", "table": "1 0 0 0 1 0 0 0 1", "nothing
 def owners(tmp_path_factory):
     if os.geteuid():
         pytest.skip("this needs root, to become another user (CAP_SETUID)")
-    if shutil.which("gcc") is None:
-        pytest.skip("this needs gcc")
-    softrdma, program = building.ROOT / "softrdma", tmp_path_factory.mktemp("owners") / "owners"
+    softrdma = building.ROOT / "softrdma"
     source = Path(__file__).with_name("programs") / "owners.c"
     folders = [f"-I{softrdma / folder}" for folder in ("engine", "system/linux")]
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Werror", *folders]
-    command = ["gcc", *flags, "-o", program, source, softrdma / "engine/address.c", "-lpthread"]
-    subprocess.run(command, check=True, timeout=patient(60))
+    sources = (source, softrdma / "engine/address.c")
+    program = compiled(tmp_path_factory.mktemp("owners") / "owners", *flags, *sources, "-lpthread")
 
     def trusted(way):
         done = subprocess.run([program, way], capture_output=True, text=True, timeout=patient(30))

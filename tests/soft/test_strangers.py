@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 from hostile import READY_BY_READ
+from kit.compiling import compiled
 from kit.deadlines import patient
 from kit.helpers import (
     DEADLINE_S,
@@ -341,12 +342,10 @@ with ndpy.open_adapter("soft0") as adapter:
 
 
 def test_no_other_user_gets_the_port_of_a_number_while_it_begins_to_be_listened_to(tmp_path):
-    if shutil.which("gcc") is None:
-        pytest.skip("this needs gcc")
-    library, attacks = tmp_path / "attacked.so", tmp_path / "attacks"
+    attacks = tmp_path / "attacks"
     source = Path(__file__).with_name("programs") / "attacked_listen.c"
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Werror", "-shared", "-fPIC"]
-    subprocess.run(["gcc", *flags, "-o", library, source, "-ldl"], check=True, timeout=patient(60))
+    library = compiled(tmp_path / "attacked.so", *flags, source, "-ldl")
     tests = Path(__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-c", EXPECTS, tests, tests / "soft", tests / "softnd"],

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.machinery
 import shutil
-import subprocess
 import sysconfig
 from pathlib import Path
 
 import pytest
+from kit.compiling import compiled
 
 import ndpy
 
@@ -22,15 +22,12 @@ CORE = sorted((CDEFS / "core").glob("*.c"))
 def package_with(folder: Path, modules: dict[str, list[Path]], *flags: str) -> Path:
     """Copy the package into a folder, and compile these modules there from their sources. Returns the folder."""
     headers = sysconfig.get_path("include")
-    if not shutil.which("gcc") or not Path(headers, "Python.h").exists():
-        pytest.skip("building the module needs gcc and Python's headers")
+    if not Path(headers, "Python.h").exists():
+        pytest.skip("building the module needs Python's headers")
     shutil.copytree(Path(ndpy.__file__).parent, folder / "ndpy", ignore=shutil.ignore_patterns("__pycache__", "*.pyd"))
-    compiler = ["gcc", *SHARED, *flags]
     for name, sources in modules.items():
         # There may be modules for several Pythons.
         paths = [folder / "ndpy" / (name + suffix) for suffix in importlib.machinery.EXTENSION_SUFFIXES]
         module = next(path for path in paths if path.exists())
-        command = [*compiler, f"-I{headers}", f"-I{CDEFS}", *sources, "-o", module]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
+        compiled(module, *SHARED, *flags, f"-I{headers}", f"-I{CDEFS}", *sources, timeout_s=300)
     return folder

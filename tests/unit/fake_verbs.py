@@ -8,7 +8,6 @@ import ipaddress
 import os
 import re
 import shutil
-import subprocess
 import time
 import weakref
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 from compiled import SHARED
 from kit import linux_only as linux_only
+from kit.compiling import compiled
 from kit.deadlines import DEADLINE_S
 
 import ndpy
@@ -239,17 +239,9 @@ class FakeVerbs:
 
 
 def _build(folder: Path, name: str, *more: Path) -> Path:
-    if not shutil.which("gcc") or not Path("/usr/include/rdma/rdma_cma.h").exists():
-        pytest.skip("building the provider needs gcc, libibverbs-dev and librdmacm-dev")
-    path = folder / name
-    done = subprocess.run(
-        ["gcc", *SHARED, "-o", path, *SOURCES, *more, "-Wl,--no-as-needed", "-libverbs", "-lrdmacm"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return path
+    if not Path("/usr/include/rdma/rdma_cma.h").exists():
+        pytest.skip("building the provider needs libibverbs-dev and librdmacm-dev")
+    return compiled(folder / name, *SHARED, *SOURCES, *more, "-Wl,--no-as-needed", "-libverbs", "-lrdmacm")
 
 
 @pytest.fixture(scope="session")

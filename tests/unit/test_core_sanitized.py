@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from compiled import CDEFS, CORE, ROOT, package_with
 from kit import linux_only as linux_only
+from kit.compiling import compiler
 
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 TESTS = [
@@ -37,7 +38,7 @@ TESTS = [
 
 
 def gcc_library(name: str) -> str:
-    done = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([compiler(), f"-print-file-name={name}"], capture_output=True, text=True, timeout=60)
     return done.stdout.strip()
 
 

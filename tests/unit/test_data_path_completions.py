@@ -23,6 +23,7 @@ from data_path_provider import (
     post_any,
     silent,
 )
+from kit.compiling import compiled
 
 from ndpy.platforms.verbs.native_calls import ffi, lib
 
@@ -389,17 +390,8 @@ def test_a_slot_is_given_back_when_everything_of_its_request_was_read(provider_p
     """Without the interpreter's lock another thread posts with it at once, and the next datagram's header comes to its
     memory.
     """
-    source, program = Path(__file__).with_name("retiring.c"), tmp_path / "retiring"
-    flags = [
-        "-std=gnu11",
-        "-O1",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-Wno-unused-parameter",
-        f"-I{source.parents[2] / 'cdefs'}",
-    ]
-    made = subprocess.run(["gcc", *flags, "-o", program, source], capture_output=True, text=True, timeout=120)
-    assert made.returncode == 0, made.stderr
+    source = Path(__file__).with_name("retiring.c")
+    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
+    program = compiled(tmp_path / "retiring", *flags, f"-I{source.parents[2] / 'cdefs'}", source)
     done = subprocess.run([program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from faked_machine import FILES, KERNEL, make_info, named, on, one, says, verdicts
 from kit import linux_only as linux_only
+from kit.compiling import compiled
 
 import ndpy
 import ndpy.tools.doctor
@@ -132,11 +133,7 @@ def test_a_missing_library_fails_and_names_the_package(variable, check):
 
 def build(source: str, path: Path) -> Path:
     path.with_suffix(".c").write_text(source)
-    try:
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", path, path.with_suffix(".c")], check=True, timeout=60)
-    except FileNotFoundError:
-        pytest.skip("no C compiler")
-    return path
+    return compiled(path, "-shared", "-fPIC", path.with_suffix(".c"))
 
 
 def test_a_library_without_its_symbols_fails(tmp_path):

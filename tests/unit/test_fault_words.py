@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kit.compiling import compiled
 
 from ndpy.faults import Fault, ScenarioError, kinds
 from ndpy.faults.kinds import Data, Number, Word
@@ -19,10 +18,7 @@ FAULTS = Path(__file__).parents[2] / "softrdma/faults"
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    if not shutil.which("cc"):
-        pytest.skip("no C compiler")
-    path = tmp_path_factory.mktemp("faults") / "scenario.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, *FAULTS.glob("*.c"), "-ldl"], check=True, timeout=60)
+    path = compiled(tmp_path_factory.mktemp("faults") / "scenario.so", "-shared", "-fPIC", *FAULTS.glob("*.c"), "-ldl")
     loaded = ctypes.CDLL(str(path))
     loaded.scenario_parse.restype = loaded.scenario_free.argtypes = None
     loaded.scenario_parse.restype = ctypes.c_void_p

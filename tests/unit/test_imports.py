@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from kit.compiling import compiled
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "ndpy"
@@ -353,10 +354,7 @@ def test_without_the_libraries_import_works_and_use_names_the_package(variable, 
 def test_a_library_without_its_symbols_is_named_too(tmp_path):
     source, library = tmp_path / "empty.c", tmp_path / "libempty.so"
     source.write_text("int nothing;\n")
-    try:
-        subprocess.run(["cc", "-shared", "-o", library, source], check=True, timeout=60)
-    except FileNotFoundError:
-        pytest.skip("no C compiler")
+    compiled(library, "-shared", source)
     result = run(
         "import ndpy\ntry:\n    ndpy.list_adapters()\nexcept ndpy.ProviderNotFoundError as error:\n    print(error)\n",
         NDPY_LIBIBVERBS=str(library),
