@@ -165,7 +165,8 @@ def test_the_nightly_job_works(project):
     for command in before:
         project.run(command)
     output = project.run(last)
-    assert re.search(r"\b7 passed, 1 skipped in", output), output
+    # rxe has atomic operations, and faults by the shim.
+    assert re.search(r"\b8 passed in", output), output
     (project.folder / "test_misbehaving.py").write_text(MISBEHAVING)
     assert_reported(project.run(f"{last} -n 2 test_misbehaving.py", status=1))
 
