@@ -319,22 +319,32 @@ def not_finished(operation: str, timeout_s: float) -> TimeoutError:
     Returns: the error.
     """
     message = f"not finished within {timeout_s:g} s"
-    try:
-        _os.close(_os.open(_os.devnull, _os.O_RDONLY))
-    except OSError as error:
-        if error.errno in (_errno.EMFILE, _errno.ENFILE):
-            message += f"; {_no_descriptor(error.errno)}"
+    if number := lacks_descriptor():
+        message += f"; {_no_descriptor(number)}"
     return TimeoutError(message, operation=operation)
 
 
+def lacks_descriptor() -> int:
+    """EMFILE if this process can open nothing more, ENFILE if the system cannot, or 0. For the implementation: many
+    calls fail for want of a file descriptor, and name another reason.
+    """
+    try:
+        _os.close(_os.open(_os.devnull, _os.O_RDONLY))
+    except OSError as error:
+        return error.errno if error.errno in NO_DESCRIPTOR else 0
+    return 0
+
+
+#: What this process or the system says if it has no file descriptor left.
+NO_DESCRIPTOR = (_errno.EMFILE, _errno.ENFILE)
 #: What this machine or this process lacks, wherever a call fails so.
-SHORTAGES = (_errno.EMFILE, _errno.ENFILE, _errno.ENOMEM, _errno.ENOBUFS)
+SHORTAGES = (*NO_DESCRIPTOR, _errno.ENOMEM, _errno.ENOBUFS)
 
 
 def _reason(number: int) -> str:
     if not number:
         return "the driver's library refused and gave no reason; the kernel's log may have one"
-    if number in (_errno.EMFILE, _errno.ENFILE):
+    if number in NO_DESCRIPTOR:
         return _no_descriptor(number)
     if number == _errno.ENOMEM:
         return f"the adapter or the system has no memory left for it{_pinned()}; close what is not needed, or make it smaller"

@@ -206,7 +206,7 @@ async def _addresses_of(address: Address, timeout_s: float | None) -> list[Addre
         found = await asyncio.wait_for(looking_up, timeout_s)
     except asyncio.TimeoutError:
         raise errors.TimeoutError(f"{host!r} was not resolved within {timeout_s:g} s", operation="connect") from None
-    except (socket.gaierror, UnicodeError) as error:
+    except (OSError, UnicodeError) as error:
         raise unresolved(host, error) from None
     return [(numeric_host(resolved), resolved[1]) for _, resolved in unique(found)]
 

@@ -20,6 +20,7 @@ def resolve(address: Address) -> tuple[int, tuple[Any, ...]]:
     Raises:
         ValueError: the address is malformed.
         AddressUnreachableError: the host name cannot be resolved.
+        InsufficientResourcesError: this process has no file descriptor left to look it up with.
     """
     return resolve_all(*check_address(address))[0]
 
@@ -42,7 +43,7 @@ def resolve_all(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
     """All addresses of a host in the system's order, each as (address family, socket address)."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError) as error:
+    except (OSError, UnicodeError) as error:
         raise unresolved(host, error) from None
     return unique(found)
 
@@ -57,8 +58,10 @@ def numeric_host(resolved: tuple[Any, ...]) -> str:
     return socket.getnameinfo(resolved, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
 
 
-def unresolved(host: str, error: Exception) -> errors.AddressUnreachableError:
+def unresolved(host: str, error: Exception) -> errors.ProviderError:
     """The exception for a host that getaddrinfo() does not know."""
+    if number := errors.lacks_descriptor():
+        return errors.from_errno("resolve", number, f"{host!r} cannot be looked up")
     return errors.AddressUnreachableError(
         f"{host!r} is neither a numeric address nor a name that can be resolved "
         f"({getattr(error, 'strerror', None) or error})",
@@ -75,7 +78,7 @@ def _numeric(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]] | None:
     """resolve_all() for a host that needs no lookup, else None."""
     try:
         return unique(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
-    except (socket.gaierror, UnicodeError):
+    except (OSError, UnicodeError):
         return None
 
 

@@ -85,10 +85,11 @@ def find_route(
         ask_addresses: returns the addresses that the adapter has by now. It may have got some since it was described.
     Raises:
         AddressUnreachableError: the adapter has none of these. The message says what the routes choose.
+        InsufficientResourcesError: this process has no file descriptor left to ask with.
     """
     wanted = plain_address(destination[0])
     needs_scope = family == socket.AF_INET6 and reach(wanted) is Reach.LINK_LOCAL and not destination[3]
-    chosen, number = (None, 0) if needs_scope else _ask(family, destination)
+    chosen, number = (None, 0) if needs_scope else _ask(operation, family, destination)
     if chosen is not None and chosen.host in info.addresses:
         return Route(chosen.host, destination)
     own = _of_version(info.addresses, wanted.version)
@@ -103,12 +104,16 @@ def find_route(
         )
     if needs_scope:
         destination = (*destination[:3], _only_scope(info.name, own, destination[0], operation))
-        chosen, number = _ask(family, destination)
+        chosen, number = _ask(operation, family, destination)
     if found := _have(own, chosen):
         return Route(found.host, destination)
     scope = destination[3] if family == socket.AF_INET6 else 0
-    interfaces = ask_interfaces()
-    for entry in _others(own, family, destination, wanted, scope, chosen, interfaces):
+    try:
+        interfaces = ask_interfaces()
+    except OSError as error:
+        what = "the addresses of this machine cannot be listed"
+        raise errors.from_errno(operation, error.errno or 0, what) from None
+    for entry in _others(operation, own, family, destination, wanted, scope, chosen, interfaces):
         return Route(entry.host, destination)
     raise errors.AddressUnreachableError(
         _explain(info, numeric_host(destination), chosen, number, interfaces),
@@ -171,11 +176,15 @@ def _only_scope(name: str, own: Sequence[_Own], host: str, operation: str) -> in
     return scopes.pop()
 
 
-def _ask(family: int, destination: tuple[Any, ...], source: _Own | None = None) -> tuple[_Own | None, int]:
+def _ask(
+    operation: str, family: int, destination: tuple[Any, ...], source: _Own | None = None
+) -> tuple[_Own | None, int]:
     """The address that the system sends from, as (address, 0). (None, errno) if there is no way, from `source` if
     given.
 
     A socket for datagrams sends nothing when it connects.
+
+    Raises InsufficientResourcesError, of `operation`, if there is no descriptor to ask with.
     """
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as asking:
@@ -184,10 +193,13 @@ def _ask(family: int, destination: tuple[Any, ...], source: _Own | None = None) 
             asking.connect((destination[0], _PORT_DISCARD, *destination[2:]))
             return _parse(numeric_host(asking.getsockname())), 0
     except OSError as error:
+        if error.errno in errors.NO_DESCRIPTOR:
+            raise errors.from_errno(operation, error.errno, f"no way to {destination[0]} can be looked for") from None
         return None, error.errno or 0
 
 
 def _others(
+    operation: str,
     own: Sequence[_Own],
     family: int,
     destination: tuple[Any, ...],
@@ -208,7 +220,7 @@ def _others(
         yield from usable
     if sys.platform == "win32":
         # There, a socket uses only ways by the interface of its own address.
-        yield from (entry for entry in usable if _ask(family, destination, entry)[0] is not None)
+        yield from (entry for entry in usable if _ask(operation, family, destination, entry)[0] is not None)
         return
     for entry in usable:
         out = _out_interface(family, entry.address, wanted)

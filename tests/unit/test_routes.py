@@ -37,7 +37,7 @@ class System:
     sources: dict[str, str | int] = dataclasses.field(default_factory=dict)
     interfaces: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
 
-    def ask(self, family, destination, source=None):
+    def ask(self, _operation, family, destination, source=None):
         answer = self.sources.get(destination[0], errno.ENETUNREACH)
         return (None, answer) if isinstance(answer, int) else (routes._parse(answer), 0)
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ndpy.errors import ProviderError, ProviderNotFoundError, from_errno
+from ndpy.errors import ProviderError, ProviderNotFoundError, from_errno, lacks_descriptor
 from ndpy.platforms.verbs import softverbs
 from ndpy.vocabulary.flags import Capability
 from ndpy.vocabulary.forking import in_child
@@ -59,7 +59,8 @@ in_child(_renew_lock)
 def load() -> None:
     """Open the system's libraries, or those that the environment names, once.
 
-    Raises ProviderNotFoundError, which names the missing library and its package.
+    Raises ProviderNotFoundError, which names the missing library and its package, and InsufficientResourcesError without
+    a free file descriptor.
     """
     global _loaded
     with _lock:
@@ -85,7 +86,15 @@ def _load(library: int, paths: list[str]) -> tuple[int, str]:
     failed = lib.ndpy_load(library, paths[0].encode(), paths[1].encode(), reason, len(reason))
     said = ffi.string(reason).decode(errors="replace")
     _log.debug("loading %s: %s", " and ".join(dict.fromkeys(paths)), said if failed else "done")
+    if failed:
+        _blame_descriptors(paths[failed - 1])
     return failed, said
+
+
+def _blame_descriptors(path: str) -> None:
+    """Raises InsufficientResourcesError if this process can open no file at all. Nothing is wrong with this one then."""
+    if number := lacks_descriptor():
+        raise from_errno("open adapter", number, f"{path} cannot be loaded")
 
 
 def load_for(name: str) -> int:
@@ -145,6 +154,7 @@ def load_shim(path: str) -> None:
             return
         reason = ffi.new("char[512]")
         if lib.ndpy_load_shim(path.encode(), reason, len(reason)):
+            _blame_descriptors(path)
             raise ProviderNotFoundError(f"{path} cannot be used ({text(reason)})")
         _shim_loaded = True
 
