@@ -113,6 +113,15 @@ def iperf3(size: int) -> float:
     return float(report["end"]["sum_received"]["bits_per_second"]) / 8 / (1 << 20)
 
 
+def sockperf(*options: str) -> float:
+    """Microseconds of half a round trip of 64 bytes over plain TCP: the median."""
+    port = free_port()
+    words = ["--tcp", "-i", "127.0.0.1", "-p", str(port), *options]
+    with serving(["sockperf", "server", *words], port):
+        text = output(["sockperf", "ping-pong", *words, "-m", "64", "-t", "2"])
+    return float(re.findall(r"percentile 50\.000 = +([\d.]+)", text)[0])
+
+
 def tcp_connections(count: int) -> float:
     """Microseconds of a TCP connection: connect(), accept() and both close()."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -218,6 +227,7 @@ ROWS = {
         {
             "C on soft0": lambda: perftest("send_lat", 64, 5000)[4],
             "UCX tcp": lambda: ucx("tag_lat", 64, 20000)[3],
+            "TCP": lambda: sockperf("--nonblocked"),
         },
         {},
         limit=3.5,
@@ -225,7 +235,7 @@ ROWS = {
     "latency-events": Row(
         "64 B, both ends sleep, half a round trip",
         "us",
-        {"C on soft0": lambda: perftest("send_lat", 64, 5000, "-e")[4]},
+        {"C on soft0": lambda: perftest("send_lat", 64, 5000, "-e")[4], "TCP": sockperf},
         {},
         limit=15,
     ),

@@ -93,7 +93,7 @@ bench)
     ;;
 peers)
     . "$rig/system.sh"
-    install_now ucx-utils iperf3 perftest || die "ucx-utils, iperf3 or perftest could not be installed"
+    install_now ucx-utils iperf3 perftest sockperf || die "ucx-utils, iperf3, perftest or sockperf could not be installed"
     make_venv
     ;;
 *) die "unknown part $1" ;;
