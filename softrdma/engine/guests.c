@@ -3,7 +3,8 @@
  * Anybody who reaches a listener's port can open such connections, so their number is limited for the whole process.
  * One more than MAX_GUESTS ends the oldest, but only one that has had GRACE_MS: hundreds of honest peers may connect at
  * once, and a busy machine does not let all of them send their request before the next ones come. One more than
- * MOST_GUESTS ends the oldest at once. A request that has arrived is no guest: the listener's backlog limits those.
+ * MOST_GUESTS ends the oldest at once. Without a free descriptor, the oldest that has had GRACE_MS ends for each
+ * connection that waits. A request that has arrived is no guest: the listener's backlog limits those.
  */
 #include "stream_internal.h"
 #include "trace.h"
@@ -89,7 +90,8 @@ bool guests_limit(void)
 
 bool guests_expel(void)
 {
-    struct stream *stream = oldest(0, UINT64_MAX);
+    uint64_t now = now_ms();
+    struct stream *stream = now > GRACE_MS ? oldest(0, now - GRACE_MS) : NULL;
 
     if (stream != NULL)
         expel(stream);

@@ -185,8 +185,8 @@ void stream_clear_timer(struct stream *stream);
 void stream_await_frame(struct stream *stream);
 void stream_await_program(struct stream *stream);
 
-/* Ends the oldest connection that has asked for nothing yet, so that its descriptor becomes free. False: there is none.
- * Without locks. */
+/* Ends the oldest connection that has asked for nothing for a while, so that its descriptor becomes free. False: there
+ * is none. Without locks. */
 bool guests_expel(void);
 
 void streams_abort(void);

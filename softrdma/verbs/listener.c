@@ -6,6 +6,7 @@
 #include "watch.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 
 /* How often a listener without descriptors tries again. */
@@ -97,9 +98,21 @@ static void accept_later(struct listener *listener, uint32_t delay_ms)
     pthread_mutex_unlock(&listener->lock);
 }
 
-/* No descriptor or no memory is free, and nothing tells when that changes, unless a silent connection gives its own. */
+static bool connection_waits(struct listener *listener)
+{
+    pthread_mutex_lock(&listener->lock);
+    struct pollfd state = {.fd = listener->handle, .events = POLLIN};
+    bool waits = !listener->closed && poll(&state, 1, 0) != 0;
+    pthread_mutex_unlock(&listener->lock);
+    return waits;
+}
+
+/* No descriptor or no memory is free, which accept4() says without a connection too. Nothing tells when that changes,
+ * unless a silent connection gives its own. */
 static bool make_room(struct listener *listener)
 {
+    if (!connection_waits(listener))
+        return false;
     bool room = guests_expel();
 
     if (!room)

@@ -40,12 +40,26 @@ static void try_each_limit(void)
     EXPECT(failures == 0);
 }
 
-/* The other process: connects, and says when it is connected. */
+/* Says whether a connection that asks for nothing is left alone for a while. */
+static void be_silent(const struct sockaddr_in *address, int told)
+{
+    int silent = socket(AF_INET, SOCK_STREAM, 0);
+    struct pollfd state = {.fd = silent, .events = POLLIN | POLLRDHUP};
+
+    EXPECT(silent >= 0 && connect(silent, (const struct sockaddr *)address, sizeof *address) == 0);
+    bool ended = poll(&state, 1, 300) != 0;
+    EXPECT(write(told, ended ? "e" : "s", 1) == 1);
+    close(silent);
+}
+
+/* The other process: connects, first in silence, and says when it is connected. */
 static void connect_to(int port_from, int told)
 {
     struct manager manager = {.address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
     struct end end;
 
+    EXPECT(read(port_from, &manager.address.sin_port, 2) == 2);
+    be_silent(&manager.address, told);
     while (read(port_from, &manager.address.sin_port, 2) == 2) {
         EXPECT((manager.events = rdma_create_event_channel()) != NULL);
         end.id = resolved(&manager);
@@ -60,6 +74,32 @@ static void connect_to(int port_from, int told)
     _exit(0);
 }
 
+static int open_listener(struct manager *manager)
+{
+    struct end end;
+    int used = 0;
+
+    open_manager(manager);
+    EXPECT((end.id = resolved(manager)) != NULL);
+    EXPECT(rdma_destroy_id(end.id) == 0);
+    while (used < 4096 && fcntl(used, F_GETFD) >= 0)
+        used++;
+    return used;
+}
+
+/* Who gets the last descriptor keeps it while nobody else waits. */
+static void try_last_descriptor(int port_to, int told)
+{
+    struct manager manager;
+    char said;
+
+    limit_to((rlim_t)open_listener(&manager) + 1);
+    EXPECT(write(port_to, &manager.address.sin_port, 2) == 2);
+    EXPECT(read(told, &said, 1) == 1 && said == 's');
+    limit_to(RLIM_INFINITY);
+    close_manager(&manager);
+}
+
 /* A listener that cannot take a connection does not spin, and takes it when there is a descriptor. */
 static void try_accepting(int port_to, int told)
 {
@@ -67,14 +107,9 @@ static void try_accepting(int port_to, int told)
     struct manager manager;
     struct end end;
     char byte;
-    int used = 0, spare = dup(0);
+    int spare = dup(0);
 
-    open_manager(&manager);
-    EXPECT((end.id = resolved(&manager)) != NULL);
-    EXPECT(rdma_destroy_id(end.id) == 0);
-    while (used < 4096 && fcntl(used, F_GETFD) >= 0)
-        used++;
-    limit_to((rlim_t)used);
+    limit_to((rlim_t)open_listener(&manager));
     EXPECT(dup(0) < 0 && errno == EMFILE);
     EXPECT(write(port_to, &manager.address.sin_port, 2) == 2);
     sleep_ms(200);
@@ -112,6 +147,7 @@ int main(void)
     struct held before = holds();
     try_each_limit();
     expect_held(before, 65536, 5000, "running out of descriptors");
+    try_last_descriptor(ports[1], told[0]);
     try_accepting(ports[1], told[0]);
     expect_held(before, 65536, 5000, "accepting without descriptors");
     close(ports[1]);
