@@ -321,7 +321,7 @@ def end_by_ctrl_c_of_publisher(server: Process) -> None:
     server.interrupt()
     result = server.finish()
     assert result.status == 130
-    assert all("was dropped" in line for line in result.err.splitlines())
+    assert [line for line in result.err.splitlines() if "was dropped" not in line] == []
 
 
 @pytest.mark.parametrize("contents", sample(["an empty array", "fields", "no array"], 1))

@@ -3,6 +3,7 @@
 python interruptible.py PROGRAM ARGUMENTS. It works the same on every system, without a terminal or a console.
 """
 
+import functools
 import os
 import runpy
 import signal
@@ -48,6 +49,9 @@ def interrupt_for_every_line() -> None:
 
 # The tests may run as a background job, which shells start with Ctrl-C ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# A signal also sends a byte to the loop. Under Wine a socket to which another thread sends at the same time counts as full,
+# of which Python would tell on standard error. The other thread's byte wakes the loop.
+signal.set_wakeup_fd = functools.partial(signal.set_wakeup_fd, warn_on_full_buffer=False)
 del sys.argv[0]
 threading.Thread(target=interrupt_for_every_line, daemon=True).start()
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -13,6 +13,24 @@ from own_softnd import SOFTND
 WAITS = Path(__file__).with_name("waits.py")
 # Longer than one slice of a wait. The program's waits last a minute.
 LIMIT_S = 20.0
+# Its loop reads nothing until it is interrupted.
+FULL = """
+import asyncio, contextlib, time
+
+async def main():
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            asyncio.get_running_loop()._csock.send(bytes(65536))
+    print("full", flush=True)
+    while not getattr(asyncio.current_task(), "cancelling", int)():
+        time.sleep(0.01)
+    await asyncio.sleep(0)
+
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    print("interrupted")
+"""
 
 
 @pytest.mark.parametrize("version", [2, 1], ids=lambda number: f"version {number}")
@@ -32,3 +50,13 @@ def test_ctrl_c_ends_every_wait(monkeypatch, version):
             process.wait_for(f"interrupted {re.escape(line[1])}\n", LIMIT_S)
         process.succeed()
     assert len(ended) >= 10
+
+
+def test_ctrl_c_says_nothing_of_a_loop_that_has_many_wake_ups(tmp_path):
+    program = tmp_path / "full.py"
+    program.write_text(FULL)
+    with start_python(program) as process:
+        process.wait_for("full\n")
+        process.interrupt()
+        result = process.succeed()
+    assert (result.out, result.err) == ("full\ninterrupted\n", "")
