@@ -5,8 +5,17 @@ import threading
 import time
 
 import pytest
+from kit.deadlines import DEADLINE_S
 
-from ndpy.tools.cli.channel import Arguments, BadRequest, Channel, ChannelClosed, ChannelError, encode
+from ndpy.tools.cli.channel import (
+    Arguments,
+    BadRequest,
+    Channel,
+    ChannelClosed,
+    ChannelError,
+    SecretListener,
+    encode,
+)
 from ndpy.tools.cli.peers import as_seen_here, common_address, nearest_first, parse_address
 
 DEFAULT_PORT = 18520
@@ -151,6 +160,46 @@ def test_addresses_of_a_peer(text, expected):
 def test_addresses_that_are_none(text):
     with pytest.raises(ValueError):
         parse_address(text, DEFAULT_PORT)
+
+
+@pytest.mark.parametrize("strangers", [0, 3, 70])
+def test_a_process_that_is_slow_to_send_the_secret_is_accepted(strangers):
+    listener = SecretListener()
+    found = []
+    accepting = threading.Thread(target=lambda: found.append(listener.accept(lambda: True, DEADLINE_S)))
+    others = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(strangers)]
+    accepting.start()
+    try:
+        with socket.create_connection(("127.0.0.1", listener.port)) as process:
+            process.sendall(listener.secret[:10])
+            time.sleep(1.2)
+            assert accepting.is_alive()
+            process.sendall(listener.secret[10:])
+            accepting.join(DEADLINE_S)
+            with found[0] as accepted:
+                assert accepted.getpeername() == process.getsockname()
+    finally:
+        for other in others:
+            other.close()
+
+
+def test_a_wrong_secret_is_refused_and_the_right_one_accepted():
+    listener = SecretListener()
+    with (
+        socket.create_connection(("127.0.0.1", listener.port)) as wrong,
+        socket.create_connection(("127.0.0.1", listener.port)) as right,
+    ):
+        wrong.sendall(bytes(32))
+        right.sendall(listener.secret)
+        with listener.accept(lambda: True, DEADLINE_S) as accepted:
+            assert accepted.getpeername() == right.getsockname()
+        wrong.settimeout(DEADLINE_S)
+        assert wrong.recv(1) == b""
+
+
+def test_the_process_may_end_or_never_come():
+    assert SecretListener().accept(lambda: False, DEADLINE_S) is None
+    assert SecretListener().accept(lambda: True, 0.1) is None
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,8 @@ class Channel:
 
 
 _SECRET_SIZE = 32
+#: Those that have connected and have not sent the secret yet.
+_MOST_STRANGERS = 64
 
 
 class SecretListener:
@@ -146,24 +148,45 @@ class SecretListener:
         self.secret = secrets.token_bytes(_SECRET_SIZE)
 
     def accept(self, alive: Callable[[], bool], timeout_s: float) -> socket.socket | None:
-        """Wait for the process that knows the secret.
+        """Wait for the process that knows the secret. It may be slow to send it, and others that connect hold up nobody.
 
         Returns its connection, or None if timeout_s seconds passed or alive() returned False.
         """
         deadline = time.monotonic() + timeout_s
-        self._listener.settimeout(0.1)
-        with self._listener:
+        self._listener.settimeout(0.05)
+        #: What each has sent, the oldest first.
+        strangers: dict[socket.socket, bytes] = {}
+        try:
             while time.monotonic() < deadline and alive():
-                try:
+                with contextlib.suppress(TimeoutError):
                     connection, _ = self._listener.accept()
-                except TimeoutError:
-                    continue
-                connection.settimeout(1.0)
-                with contextlib.suppress(OSError):
-                    if hmac.compare_digest(connection.recv(_SECRET_SIZE, socket.MSG_WAITALL), self.secret):
+                    connection.setblocking(False)
+                    strangers[connection] = b""
+                for connection, said in list(strangers.items()):
+                    try:
+                        more = connection.recv(_SECRET_SIZE - len(said))
+                    except BlockingIOError:
+                        continue
+                    except OSError:
+                        more = b""
+                    strangers[connection] = said = said + more
+                    if hmac.compare_digest(said, self.secret):
+                        del strangers[connection]
                         return connection
-                connection.close()
-        return None
+                    if not more or len(said) == _SECRET_SIZE:
+                        _part(strangers, connection)
+                if len(strangers) > _MOST_STRANGERS:
+                    _part(strangers, next(iter(strangers)))
+            return None
+        finally:
+            self._listener.close()
+            for connection in list(strangers):
+                _part(strangers, connection)
+
+
+def _part(strangers: dict[socket.socket, bytes], connection: socket.socket) -> None:
+    del strangers[connection]
+    connection.close()
 
 
 def connect_with_secret(port: int, source: IO[bytes]) -> socket.socket:
