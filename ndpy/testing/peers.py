@@ -45,7 +45,7 @@ class Channel:
         """The next value that the other end has sent.
 
         Raises:
-            TimeoutError: none came within timeout_s seconds.
+            TimeoutError: none came within timeout_s seconds. The time of a Peer begins with its function.
             PeerFailed: the other end has failed, or has ended.
         """
         kind, value = self._next(timeout_s)
@@ -80,14 +80,19 @@ class Peer(Channel):
         self._ended: tuple[str, Any] | None = None
         self._has_begun = False
 
+    def _wait_until_begun(self) -> None:
+        """A time limit is the function's. On a busy machine its process may still be starting."""
+        if not self._has_begun:
+            found = super()._next(_START_S)
+            self._has_begun = True
+            if found[0] != "begun":
+                self._ended = found
+
     def _next(self, timeout_s: float) -> tuple[str, Any]:
+        self._wait_until_begun()
         if self._ended is not None:
             return self._ended
-        deadline = time.monotonic() + timeout_s
         found = super()._next(timeout_s)
-        if found[0] == "begun":
-            self._has_begun = True
-            found = super()._next(max(0.0, deadline - time.monotonic()))
         if found[0] != "value":
             self._ended = found
         return found
@@ -101,9 +106,10 @@ class Peer(Channel):
         """Wait until the function returns, and return its value. What it has sent and nobody took is dropped.
 
         Raises:
-            TimeoutError: it still runs after timeout_s seconds.
+            TimeoutError: it still runs timeout_s seconds after its begin.
             PeerFailed: it has raised, or its process has ended.
         """
+        self._wait_until_begun()
         deadline = time.monotonic() + timeout_s
         while True:
             kind, value = self._next(max(0.0, deadline - time.monotonic()))
@@ -116,22 +122,13 @@ class Peer(Channel):
         """End the process at once, as if its machine had lost power. The test does not fail because of that."""
         self.process.kill()
         self.process.wait()
-        self._ended = ("returned", None)
-
-    def _return(self) -> None:
-        """Wait for it when the test has ended. On a busy machine its process may still be starting."""
-        try:
-            self.result(_GRACE_S)
-        except ndpy.TimeoutError:
-            if self._has_begun:
-                raise
-            self.result(_START_S)
+        self._has_begun, self._ended = True, ("returned", None)
 
     def _end(self, item: pytest.Item) -> str:
         """End it. Returns what is wrong, or ""."""
         wrong = ""
         try:
-            self._return()
+            self.result(_GRACE_S)
         except ndpy.TimeoutError:
             wrong = f"{self._name} still runs {_GRACE_S:g} s after the test, and was killed"
         except PeerFailed as failure:

@@ -336,9 +336,30 @@ def test_a_peer_is_another_process_whose_failure_is_the_tests(session):
 
 
 def test_a_peer_that_starts_slowly_is_waited_for(session, pytester):
-    pytester.makeconftest("from ndpy.testing import peers\n\npeers._GRACE_S = 0.01")
-    source = "def say(adapter, test):\n    test.send('said')\n\ndef test_saying(rdma_peer):\n    rdma_peer(say)\n"
-    session(source).assert_outcomes(passed=1)
+    limit_s = patient(0.5)
+    pytester.makeconftest(f"from ndpy.testing import peers\n\npeers._GRACE_S = {limit_s}")
+    result = session(
+        f"""
+        import sys, time
+
+        # The process of the function imports this too.
+        if "peer_process" in sys.argv[0]:
+            time.sleep({2 * limit_s})
+
+        def say(adapter, test):
+            test.send("said")
+
+        def test_at_its_end(rdma_peer):
+            rdma_peer(say)
+
+        def test_value(rdma_peer):
+            assert rdma_peer(say).get({limit_s}) == "said"
+
+        def test_result(rdma_peer):
+            rdma_peer(say).result({limit_s})
+        """
+    )
+    result.assert_outcomes(passed=3)
 
 
 @slow_on_windows
