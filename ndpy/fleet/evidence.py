@@ -47,9 +47,6 @@ RIVAL = 4.6
 _T = np.geomspace(0.02, 8, 56)
 _BINS = np.linspace(-2 * CLIP, 2 * CLIP, 321)
 _MIDDLES = (_BINS[1:] + _BINS[:-1]) / 2
-# Student's t with three degrees of freedom, cut at CLIP: eight results that nobody measured.
-_INVENTED = np.where(np.abs(_MIDDLES) <= CLIP, (1 + _MIDDLES**2 / 3) ** -2, 0)
-_INVENTED = 8 * _INVENTED / _INVENTED.sum()
 _POWERS = np.exp(np.outer(_T, _MIDDLES))
 
 
@@ -82,10 +79,22 @@ class Finding:
     errors: tuple[tuple[str, str], ...] = ()
 
 
-def cumulants(x: Floats) -> Floats:
-    """K(t) of the noise `x` for each t of the grid, with the invented results."""
+def _invented(cut: float) -> Floats:
+    """Eight results that nobody measured: Student's t with three degrees of freedom, cut here."""
+    weights = np.where(np.abs(_MIDDLES) <= cut, (1 + _MIDDLES**2 / 3) ** -2, 0)
+    made: Floats = 8 * weights / weights.sum()
+    return made
+
+
+# By where the results are cut. Means of few may lie beyond CLIP by chance. If no noise was invented there, they would
+# be taken for impossible.
+_INVENTED = {CLIP: _invented(CLIP), FAR: _invented(2 * CLIP)}
+
+
+def cumulants(x: Floats, cut: float = CLIP) -> Floats:
+    """K(t) of the noise `x` for each t of the grid, with the invented results. cut: where the results are cut."""
     bins = ((x + 2 * CLIP) * (len(_MIDDLES) / (4 * CLIP))).astype(np.int64)
-    weights = np.bincount(np.clip(bins, 0, len(_MIDDLES) - 1), minlength=len(_MIDDLES)) + _INVENTED
+    weights = np.bincount(np.clip(bins, 0, len(_MIDDLES) - 1), minlength=len(_MIDDLES)) + _INVENTED[cut]
     grown: Floats = np.log(_POWERS @ (weights / weights.sum()))
     return grown
 
@@ -244,7 +253,7 @@ class Slow:
         scale = scale_of(np.concatenate([outside, within - effect]))
         far = FAR if len(family.things) <= FEW_THINGS else CLIP
         x, base = np.clip(within / scale, -far, far), np.clip(outside / scale, -far, far)
-        grown = cumulants(np.concatenate([base - base.mean(), x - x.mean()]))
+        grown = cumulants(np.concatenate([base - base.mean(), x - x.mean()]), far)
         spread, shift = self._spreads[number]
         if shift:
             shift = LEAST / scale

@@ -64,3 +64,32 @@ def test_one_of_many_is_named_in_noise_as_measured(size, slow):
             for source, target in (pair, pair[::-1])
         ]
         assert named(ends, measurements) == ({"n5"} if slow else set()), seed
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["all stay", "one dies"])
+def test_of_a_hundred_good_fleets_of_five_at_most_one_has_a_suspect(dies):
+    """What each pair measured in a round is that of a pair of a good fleet, drawn by lot. n2 dies in the second round."""
+    (good,) = GOOD
+    pairs = [good.measurements[at : at + 3] for at in range(0, len(good.measurements), 3)]
+    mesh = list(full_mesh(good.ends))
+    wrong = []
+    for seed in range(100):
+        chance = random.Random(seed)
+        measurements: list[Measurement] = []
+        for turn in range(12):
+            for source, target in mesh[turn % len(mesh)]:
+                is_dead = dies and 2 in (source, target)
+                if is_dead and turn > 1:
+                    continue
+                latency, *bandwidths = chance.choice(pairs)
+                chance.shuffle(bandwidths)
+                both = ((source, target), (source, target), (target, source))
+                measurements += [
+                    dataclasses.replace(
+                        each, round=turn, source=one, target=other, value=None if is_dead and turn else each.value
+                    )
+                    for each, (one, other) in zip((latency, *bandwidths), both, strict=True)
+                ]
+        found = named(good.ends, measurements)
+        wrong += [(seed, found)] if found else []
+    assert len(wrong) <= 1, wrong
