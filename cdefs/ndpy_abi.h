@@ -209,6 +209,9 @@ struct ndpy_list_request {
 /* Of the provider. */
 struct ndpy_list;
 
+/* What has ended a sleep: a notification that nobody has taken yet, or another thread. Both can be. */
+enum ndpy_woken { NDPY_NOTIFIED = 1, NDPY_WOKEN = 2 };
+
 /* The functions that ndpy._core calls by itself. post_shared is NULL if there are no shared receive queues.
    largest_token: of an element.
 
@@ -224,6 +227,8 @@ struct ndpy_list;
    A provider whose threads sleep on a descriptor has
      arm           asks for a notification of any completion, and then looks. Returns how many completions are stored
                    for the program, or minus an errno. 4096 less: asking has failed
+     sleep         waits until a notification has come, the eventfd `waiter` was written to, which it resets, or the
+                   time is over. Returns enum ndpy_woken, or minus an errno. Is called without locks
      take_event    takes and acknowledges one notification, if one has come
      renew         does the same, and asks for the next one. Returns 0 or an errno */
 struct ndpy_provider {
@@ -241,6 +246,7 @@ struct ndpy_provider {
     void (*list_free)(struct ndpy_list *list);
     int (*post_list)(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_t *posted);
     int (*arm)(struct ndpy_completion_queue *cq);
+    int (*sleep)(struct ndpy_completion_queue *cq, int waiter, int milliseconds);
     void (*take_event)(struct ndpy_completion_queue *cq);
     int (*renew)(struct ndpy_completion_queue *cq);
 };

@@ -2,88 +2,159 @@
 
 #include "completion_queue.h"
 
+#include <errno.h>
+#include <math.h>
+
 /* ---- sleeping ---- */
 
-static int is_empty(PyObject *list)
+/* A provider sleeps no longer at once. A longer sleep goes on. */
+#define LONGEST_SLEEP_S 86400
+
+/* Puts a waiter that no thread has into _waiters. Returns a reference, or NULL with an error. Called with the lock. */
+static PyObject *take_waiter(CompletionQueue *self)
 {
-    return list && PyList_Size(list) == 0;
+    Py_ssize_t last = PyList_Size(self->idle_waiters) - 1;
+    PyObject *waiter;
+
+    if (last < 0)
+        waiter = PyObject_CallMethod((PyObject *)self, "_native_new_waiter", NULL);
+    else
+        waiter = Py_XNewRef(PyList_GetItem(self->idle_waiters, last));
+    if (last >= 0 && waiter && PyList_SetSlice(self->idle_waiters, last, last + 1, NULL) < 0)
+        Py_CLEAR(waiter);
+    if (waiter && PyList_Append(self->waiters, waiter) < 0)
+        Py_CLEAR(waiter);
+    return waiter;
 }
 
-/* Moves a waiter to another list. Returns 0, or -1 with an error: then nothing has changed. */
-static int move_waiter(PyObject *waiter, PyObject *from, Py_ssize_t place, PyObject *to)
+/* Asks for a notification. Returns 1 if there are completions already, 0 with a waiter, or -1 with an error. Called
+   with the lock. */
+static int begin_sleep(CompletionQueue *self, PyObject **waiter)
 {
-    if (PyList_Append(to, waiter) < 0)
-        return -1;
-    return PyList_SetSlice(from, place, place + 1, NULL);
-}
-
-/* The usual beginning of a sleep. Called without the lock. */
-static PyObject *queue_begin_sleep(PyObject *object, PyObject *taken)
-{
-    CompletionQueue *self = (CompletionQueue *)object;
-    PyObject *waiter, *result = NULL;
-    Py_ssize_t place;
     int stored;
 
-    if (enter(self) < 0)
-        return NULL;
-    if (!self->provider->arm || !is_usable(self->failure) || is_empty(self->idle_waiters)) {
-        lock_leave(self->lock);
-        Py_RETURN_NONE;
-    }
+    /* Nothing wakes the waiter of a failed queue. The next poll takes what is left, or raises. */
+    if (!is_usable(self->failure))
+        return 1;
     stored = self->provider->arm(self->native);
-    place = PyList_Size(self->idle_waiters) - 1;
-    waiter = Py_XNewRef(PyList_GetItem(self->idle_waiters, place));
     if (stored < -4096)
-        raise_made(PyObject_CallMethod(object, "_arm_error", "i", -4096 - stored));
+        raise_made(PyObject_CallMethod((PyObject *)self, "_arm_error", "i", -4096 - stored));
     else if (stored < 0)
-        raise_made(PyObject_CallMethod(object, "_poll_error", "i", -stored));
+        raise_poll_error(self, stored);
     else if (stored || self->kept)
-        result = Py_NewRef(Py_True);
-    else if (waiter && PyList_Append(taken, waiter) == 0 &&
-             move_waiter(waiter, self->idle_waiters, place, self->waiters) == 0)
-        result = Py_NewRef(Py_False);
-    lock_leave(self->lock);
-    Py_XDECREF(waiter);
-    return result;
+        return 1;
+    else
+        *waiter = take_waiter(self);
+    return *waiter ? 0 : -1;
 }
 
-/* The usual end of a sleep. Called without the lock. */
-static PyObject *queue_end_sleep(PyObject *object, PyObject *waiter)
+/* Sleeps until the deadline, a time of monotonic_now(). Returns enum ndpy_woken, 0 at the deadline, or -1 with an
+   error. Called without the lock, and with the waiter in _waiters: so close() does not free what this uses. */
+static int sleep_on(CompletionQueue *self, int waiter, double deadline)
 {
-    CompletionQueue *self = (CompletionQueue *)object;
-    int is_done = 0;
+    const struct ndpy_provider *provider = self->provider;
+    struct ndpy_completion_queue *native = self->native;
 
-    if (guarded_lock((Guarded *)self) < 0)
-        return NULL;
-    if (self->provider->arm && (!self->left || self->left == Py_None)) {
-        Py_ssize_t place = PyList_Size(self->waiters);
+    for (;;) {
+        double now = isinf(deadline) ? 0 : monotonic_now(), left_ms = (deadline - now) * 1e3;
+        int woken, milliseconds;
 
-        /* Ctrl-C may have come before it was in the list. */
-        while (place-- && PyList_GetItem(self->waiters, place) != waiter)
-            continue;
-        is_done =
-            move_waiter(waiter, self->waiters, place < 0 ? PY_SSIZE_T_MAX - 1 : place, self->idle_waiters) < 0 ? -1 : 1;
+        if (now < 0)
+            return -1;
+        if (left_ms > LONGEST_SLEEP_S * 1e3)
+            milliseconds = LONGEST_SLEEP_S * 1000;
+        else
+            milliseconds = left_ms > 0 ? (int)left_ms + 1 : 0;
+        Py_BEGIN_ALLOW_THREADS woken = provider->sleep(native, waiter, milliseconds);
+        Py_END_ALLOW_THREADS if (woken == -EINTR)
+        {
+            if (PyErr_CheckSignals() < 0)
+                return -1;
+        }
+        else if (woken < 0)
+        {
+            return raise_poll_error(self, woken);
+        }
+        else if (woken || !milliseconds)
+        {
+            return woken;
+        }
     }
-    lock_leave(self->lock);
-    return is_done < 0 ? NULL : PyBool_FromLong(is_done);
 }
 
-/* Takes an event of a channel for which nobody else waits. An arming has one event, so there is seldom another one, and
-   that one ends the next sleep at once. Called without the lock. */
-static PyObject *queue_take_event_alone(PyObject *object, PyObject *Py_UNUSED(none))
+/* An arming has one event, so there is seldom another one, and that one ends the next sleep at once. Returns whether
+   nobody else has to hear of it. Otherwise nothing has changed. Called with the lock. */
+static int take_event_alone(CompletionQueue *self)
+{
+    if (!self->native || PyList_Size(self->waiters) != 1 || PyDict_Size(self->armed) ||
+        (self->pollers && self->pollers != Py_None))
+        return 0;
+    self->provider->take_event(self->native);
+    return 1;
+}
+
+/* Takes a lock whatever happens: who has begun has to end. */
+static void enter_to_end(Lock *lock, struct failure *failure)
+{
+    while (lock_enter(lock) < 0)
+        note_failure(failure);
+}
+
+/* Ends a call of Python code whose value nobody needs. */
+static void note_result(PyObject *result, struct failure *failure)
+{
+    if (!result)
+        note_failure(failure);
+    Py_XDECREF(result);
+}
+
+/* Tells of the event that has ended a sleep, and makes the waiter idle. Called without the lock. */
+static void end_sleep(CompletionQueue *self, Lock *lock, PyObject *waiter, int is_notified, struct failure *failure)
+{
+    Py_ssize_t place;
+
+    enter_to_end(lock, failure);
+    if (is_notified && !take_event_alone(self)) {
+        lock_leave(lock);
+        note_result(PyObject_CallMethod((PyObject *)self, "_on_event", "O", waiter), failure);
+        enter_to_end(lock, failure);
+    }
+    place = PyList_Size(self->waiters);
+    while (place && PyList_GetItem(self->waiters, place - 1) != waiter)
+        place--;
+    if (PyList_Append(self->idle_waiters, waiter) < 0 ||
+        (place && PyList_SetSlice(self->waiters, place - 1, place, NULL) < 0))
+        note_failure(failure);
+    if (self->left && self->left != Py_None)
+        note_result(PyObject_CallMethod(self->left, "notify_all", NULL), failure);
+    lock_leave(lock);
+}
+
+/* Called without the lock. */
+static PyObject *queue_native_sleep(PyObject *object, PyObject *until)
 {
     CompletionQueue *self = (CompletionQueue *)object;
-    int is_alone;
+    double deadline = until == Py_None ? INFINITY : PyFloat_AsDouble(until);
+    struct failure failure = {NULL, NULL, NULL};
+    PyObject *waiter = NULL;
+    int is_ready, woken;
+    Lock *lock;
 
-    if (guarded_lock((Guarded *)self) < 0)
+    if (PyErr_Occurred() || enter(self) < 0)
         return NULL;
-    is_alone = self->native && self->provider->take_event && PyList_Size(self->waiters) == 1 &&
-               PyDict_Size(self->armed) == 0 && (!self->pollers || self->pollers == Py_None);
-    if (is_alone)
-        self->provider->take_event(self->native);
-    lock_leave(self->lock);
-    return PyBool_FromLong(is_alone);
+    lock = (Lock *)Py_NewRef((PyObject *)self->lock);
+    is_ready = begin_sleep(self, &waiter);
+    lock_leave(lock);
+    if (!is_ready) {
+        woken = sleep_on(self, (int)PyLong_AsLong(waiter), deadline);
+        if (woken < 0)
+            note_failure(&failure);
+        end_sleep(self, lock, waiter, woken > 0 && woken & NDPY_NOTIFIED, &failure);
+        is_ready = raise_noted(&failure) < 0 ? -1 : woken != 0;
+    }
+    Py_XDECREF(waiter);
+    Py_DECREF((PyObject *)lock);
+    return is_ready < 0 ? NULL : PyBool_FromLong(is_ready);
 }
 
 /* Called without the lock. */
@@ -275,18 +346,9 @@ static PyMethodDef queue_methods[] = {
     {"_collect_internal", queue_collect_internal, METH_NOARGS,
      "Take the stored completions before the first one that is for the program. Called with the lock.\n\n"
      "Returns: the PostedRequests of those that failed."},
-    {"_begin_sleep", queue_begin_sleep, METH_O,
-     "_begin_sleep($self, taken, /)\n--\n\n"
-     "Ask for a notification that wakes an idle waiter.\n\n"
-     "Returns: False, and the waiter is in `taken` and in _waiters. True if there are completions already. None, and "
-     "nothing\n"
-     "    has changed, if this is more than that."},
-    {"_end_sleep", queue_end_sleep, METH_O,
-     "_end_sleep($self, waiter, /)\n--\n\n"
-     "Make a waiter idle again. Returns False, and nothing has changed, if the end is more than that."},
-    {"_take_event_alone", queue_take_event_alone, METH_NOARGS,
-     "_take_event_alone($self)\n--\n\n"
-     "Take one event of the completion channel. Returns False, and nothing has changed, if others have to hear of it."},
+    {"_native_sleep", queue_native_sleep, METH_O,
+     "_native_sleep($self, deadline, /)\n--\n\n"
+     "The step of this name, on platforms with channels."},
     {"_renew", queue_renew, METH_NOARGS,
      "_renew($self)\n--\n\n"
      "Take one event of the completion channel, if there is one, and ask for the next one. For a queue of whose "

@@ -165,6 +165,7 @@ const struct ndpy_provider *ndpy_extended_provider_table(void)
         .spin = spin_extended,
         .largest_token = LARGEST_TOKEN,
         .arm = arm,
+        .sleep = sleep_on_channel,
         .take_event = take_event,
         .renew = renew,
     };

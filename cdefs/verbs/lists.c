@@ -1,5 +1,9 @@
 /* What only verbs has: lists of requests that one call posts, and sleeping on a completion channel. */
 
+#include <errno.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+
 _Static_assert(sizeof(struct ibv_sge) <= NATIVE_ELEMENT_SIZE, "an element fits");
 
 /* A list that no posting uses any more, or a new one. NULL if memory is short. */
@@ -221,6 +225,21 @@ static int arm(struct ndpy_completion_queue *cq)
         return -4096 - (error > 0 ? error : -error);
     added = ndpy_drain(cq);
     return added < 0 ? added : (int)cq->undelivered;
+}
+
+static int sleep_on_channel(struct ndpy_completion_queue *cq, int waiter, int milliseconds)
+{
+    struct pollfd ready[] = {
+        {.fd = ((struct ibv_cq *)cq->native)->channel->fd, .events = POLLIN},
+        {.fd = waiter, .events = POLLIN},
+    };
+    eventfd_t count;
+
+    if (poll(ready, 2, milliseconds) < 0)
+        return -errno;
+    if (ready[1].revents)
+        eventfd_read(waiter, &count);
+    return (ready[0].revents ? NDPY_NOTIFIED : 0) | (ready[1].revents ? NDPY_WOKEN : 0);
 }
 
 static void take_event(struct ndpy_completion_queue *cq)

@@ -29,6 +29,7 @@ const struct ndpy_provider *ndpy_provider_table(void)
         .list_free = verbs_list_free,
         .post_list = verbs_post_list,
         .arm = arm,
+        .sleep = sleep_on_channel,
         .take_event = take_event,
         .renew = renew,
     };

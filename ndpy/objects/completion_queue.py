@@ -282,7 +282,7 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
             if completions:
                 return completions
         while True:
-            if self._wait_for_notification(deadline):
+            if not self._native_sleep(deadline):
                 raise no_completion(timeout_s, [self])
             completions = self.poll(max_entries)
             if completions:
@@ -331,50 +331,6 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
         elif self._present_spin_s:
             half = self._present_spin_s / 2
             self._present_spin_s = half if half > _SHORTEST_SPIN_S else 0.0
-
-    def _wait_for_notification(self, deadline: float | None) -> bool:
-        """Return when there may be completions. Returns whether the deadline has passed instead."""
-        taken: list[Any] = []
-        in_time, failure = False, None
-        # Ctrl-C may come between any two lines. close() waits until no thread waits any more.
-        try:
-            ready = self._begin_sleep(taken)
-            if ready is None:
-                ready = self._begin_any_sleep(taken)
-            if ready:
-                return False
-            in_time = self._native_sleep(taken[0], deadline)
-        finally:
-            if taken and not self._end_sleep(taken[0]):
-                with self._lock:
-                    if taken[0] in self._waiters:
-                        self._waiters.remove(taken[0])
-                    self._idle_waiters.append(taken[0])
-                    failure = self._native_end_sleep(taken[0])
-                    if self._left is not None:
-                        self._left.notify_all()
-        if in_time and failure is not None:
-            raise failure()
-        return not in_time
-
-    def _begin_any_sleep(self, taken: list[Any]) -> bool:
-        """Do what _begin_sleep() leaves, such as making a waiter."""
-        with self._lock:
-            self._check()
-            if self._failure is not None:
-                # Nothing wakes the waiter any more. The next poll takes what is left, or raises.
-                return True
-            waiter = self._idle_waiters.pop() if self._idle_waiters else self._native_new_waiter()
-            ready = True
-            try:
-                ready = self._native_arm_waiter(waiter) or bool(self._drain())
-            finally:
-                if ready:
-                    self._idle_waiters.append(waiter)
-            if not ready:
-                taken.append(waiter)
-                self._waiters.append(waiter)
-        return ready
 
     def _wake_another_waiter(self) -> None:
         """Wake another waiting thread. It looks for the completions that this thread has left."""

@@ -286,23 +286,10 @@ class CompletionQueueSteps(abc.ABC):
         """Set _cq and _native. If it raises, _native_free() frees the parts that exist."""
 
     @abc.abstractmethod
-    def _native_new_waiter(self) -> Any:
-        """Make a waiter: a native object that one thread at a time sleeps on. _native_free() frees it. Under the lock."""
-
-    @abc.abstractmethod
-    def _native_arm_waiter(self, waiter: Any) -> bool:
-        """Ask for a notification that wakes this waiter. Returns whether there are completions already. Under the lock."""
-
-    @abc.abstractmethod
-    def _native_sleep(self, waiter: Any, deadline: float | None) -> bool:
-        """Wait for the notification or _native_wake(). Returns False at the deadline."""
-
-    def _native_end_sleep(self, waiter: Any) -> Callable[[], errors.NdpyError] | None:
-        """Prepare the waiter for the next thread. Under the lock.
-
-        Returns: None, or a function that makes the exception if the notification said that the queue has failed.
+    def _native_sleep(self, deadline: float | None) -> bool:
+        """Ask for a notification, and sleep on a waiter in _waiters until it comes, or _native_wake(). Returns False at
+        the deadline. Otherwise there may be completions, or the next poll raises.
         """
-        return None
 
     @abc.abstractmethod
     def _native_wake(self, waiter: Any) -> None:

@@ -399,7 +399,7 @@ def test_whoever_comes_too_late_to_a_closed_queue_does_not_ask_the_provider(keep
     poller.add(queue)
     calls = native.answer("IND2CompletionQueue_Notify" if version == 2 else "INDCompletionQueue_Notify", SUCCESS)
     queue._defunct = queue._closed_error
-    for ask_for in (lambda: queue._wait_for_notification(None), lambda: poller._arm(queue), queue.notify):
+    for ask_for in (lambda: queue._native_sleep(None), lambda: poller._arm(queue), queue.notify):
         with pytest.raises(ndpy.ClosedError):
             ask_for()
     queue._defunct = None

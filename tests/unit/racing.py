@@ -1,7 +1,7 @@
 """Points between the native calls of ndpy.platforms.verbs, over the provider without a device. see kit/walking.py.
 
-There is one before and after each call of libibverbs and librdmacm (fake_verbs.py), of epoll, of poll, and of an event
-descriptor.
+There is one before and after each call of libibverbs and librdmacm (fake_verbs.py), of epoll, of a queue's sleep, and of
+an event descriptor.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -26,6 +26,8 @@ from kit.walking import walk as walk
 
 import ndpy
 from ndpy.platforms.verbs import completion_queue, events, poller
+from ndpy.platforms.verbs.completion_queue import VerbsCompletionQueue
+from ndpy.platforms.verbs.native_calls import ffi, lib
 
 _OS = {name: name for name in ("eventfd_read", "eventfd_write", "close")}
 _EPOLL = {"poll": "sleep", **{name: f"epoll.{name}" for name in ("register", "modify", "unregister", "close")}}
@@ -36,15 +38,29 @@ LOSSES = {"removal": ndpy.DeviceRemovedError, "overrun": ndpy.CompletionQueueOve
 
 
 class _Select:
-    """Stands in for the module select. The calls of its epoll and poll objects are points."""
+    """Stands in for the module select. The calls of its epoll objects are points."""
 
     def __init__(self, points: Points) -> None:
         self._points = points
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("poll", "epoll"):
-            return lambda: _Calls(getattr(select, name)(), self._points, _EPOLL)
+        if name == "epoll":
+            return lambda: _Calls(select.epoll(), self._points, _EPOLL)
         return getattr(select, name)
+
+
+def play_sleep(monkeypatch: pytest.MonkeyPatch, sleep: Callable[..., int]) -> None:
+    """Let the queues that are made from now on sleep in sleep(real, native, waiter, milliseconds), where real() takes the
+    other three.
+    """
+    table = lib.ndpy_provider_table()[0]
+    callback = ffi.callback(
+        "int(struct ndpy_completion_queue *, int, int)", lambda *arguments: sleep(table.sleep, *arguments)
+    )
+    played = ffi.new("struct ndpy_provider *", table)
+    played.sleep = callback
+    kept = played, callback
+    monkeypatch.setattr(VerbsCompletionQueue, "_native_provider", staticmethod(lambda: kept[0]))
 
 
 @pytest.fixture
@@ -54,7 +70,17 @@ def points(fake: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
     monkeypatch.setattr(sys, "unraisablehook", points.unraisable)
     for module in (completion_queue, events, poller):
         monkeypatch.setattr(module, "os", _Calls(os, points, _OS))
+    for module in (events, poller):
         monkeypatch.setattr(module, "select", _Select(points))
+
+    def sleep(real: Callable[..., int], *arguments: Any) -> int:
+        points.point("sleep", False)
+        try:
+            return real(*arguments)
+        finally:
+            points.point("sleep", True)
+
+    play_sleep(monkeypatch, sleep)
     yield points
     fake.call_at_points(None)
 

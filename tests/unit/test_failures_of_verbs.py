@@ -17,7 +17,7 @@ import pytest
 from fake_verbs import opened
 from kit.deadlines import DEADLINE_S
 from kit.helpers import Replacing, wait_until
-from racing import Elsewhere
+from racing import Elsewhere, Queue, play_sleep
 
 import ndpy
 from ndpy import Access, Flags, Status, platforms
@@ -205,35 +205,30 @@ def test_the_files_of_a_removed_device_are_let_go_with_the_adapter(fake, tmp_pat
 # ---- completions ----
 
 
-def test_each_waiter_that_takes_one_wakes_the_next(fake, queue, queue_pair, monkeypatch):
+def test_each_waiter_that_takes_one_wakes_the_next(fake, adapter, monkeypatch):
     """Each waiter begins to sleep only when all before it are done.
 
     One event stands for all completions that came. One wake-up wakes one waiter.
     """
     gates: dict[threading.Thread, threading.Event] = {}
 
-    class Poll:
-        def __init__(self) -> None:
-            self._poll = select.poll()
-            self.register = self._poll.register
+    def sleep(real, *arguments):
+        assert gates[threading.current_thread()].wait(DEADLINE_S)
+        return real(*arguments)
 
-        def poll(self, timeout_ms):
-            assert gates[threading.current_thread()].wait(DEADLINE_S)
-            return self._poll.poll(timeout_ms)
-
-    monkeypatch.setattr(completion_queue, "select", types.SimpleNamespace(poll=Poll, POLLIN=select.POLLIN))
-    for context in range(3):
-        queue_pair.receive([], context=context)
-    waiters = [Elsewhere(lambda: queue.wait(DEADLINE_S / 2, max_entries=1)) for _ in range(3)]
+    play_sleep(monkeypatch, sleep)
+    scene = Queue(fake, adapter, receives=3)
+    waiters = [Elsewhere(lambda: scene.queue.wait(DEADLINE_S / 2, max_entries=1)) for _ in range(3)]
     for waiter in waiters:
         gates[waiter.thread] = threading.Event()
         waiter.start()
-    wait_until(lambda: len(queue._waiters) == 3, "all wait")
+    wait_until(lambda: len(scene.queue._waiters) == 3, "all wait")
     for _ in range(3):
-        assert fake.complete(queue_pair)
+        scene.arrive()
     for context, waiter in enumerate(waiters):
         gates[waiter.thread].set()
         assert [completion.context for completion in waiter.result()] == [context]
+    scene.close()
 
 
 @pytest.fixture

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fake_verbs import opened
+from kit.deadlines import patient
 from kit.helpers import is_free
-from racing import DEADLINE_S, Elsewhere, Queue
+from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, play_sleep, wait_until
 
 import ndpy
+from ndpy.platforms.verbs.completion_queue import VerbsCompletionQueue
 from ndpy.platforms.verbs.native_calls import lib
 
 FOLDER = os.path.dirname(ndpy.__file__)
@@ -101,7 +105,66 @@ def test_an_interrupted_wait_does_not_hold_up_the_close_of_its_queue(fake, adapt
         wait(queue)
         queue.close()
 
-    walk(run, 30)
+    # A sleep is one call in C.
+    walk(run, 15)
+
+
+def test_an_interrupted_end_of_a_sleep_does_not_hold_up_the_close_of_its_queue(fake, adapter, monkeypatch):
+    """A poller has the queue too and has to hear of the event, so the sleep ends with calls of Python."""
+
+    def sleep(real: Callable[..., int], *arguments: Any) -> int:
+        scene.arrive()
+        return real(*arguments)
+
+    play_sleep(monkeypatch, sleep)
+
+    def run(interruption: CtrlC) -> None:
+        nonlocal scene
+        scene = Queue(fake, adapter)
+        with ndpy.Poller() as poller:
+            poller.add(scene.queue)
+            interruption.during(lambda: scene.queue.wait(DEADLINE_S))
+            assert not scene.queue._waiters
+        scene.close()
+
+    scene: Any = None
+    walk(run, 20)
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_signal_ends_a_sleep_if_its_handler_raises(fake, adapter, raises):
+    """Otherwise the sleep goes on, and the handler has run meanwhile."""
+    scene = Queue(fake, adapter)
+    main, handled, in_time = threading.get_ident(), threading.Event(), []
+
+    def handler(number: int, frame: Any) -> None:
+        if not handled.is_set():
+            handled.set()
+            if raises:
+                raise KeyboardInterrupt
+
+    def send() -> None:
+        wait_until(lambda: scene.queue._waiters, "it sleeps")
+        deadline = time.monotonic() + patient(1.0)
+        # The system call may begin after a signal, as any call may.
+        while not handled.is_set() and time.monotonic() < deadline:
+            signal.pthread_kill(main, signal.SIGUSR1)
+            handled.wait(GRACE_S)
+        in_time.append(handled.is_set())
+        if not (in_time[0] and raises):
+            scene.arrive()
+
+    former = signal.signal(signal.SIGUSR1, handler)
+    sender = Elsewhere(send).start()
+    try:
+        with pytest.raises(KeyboardInterrupt) if raises else contextlib.nullcontext():
+            assert len(scene.queue.wait()) == 1
+    finally:
+        sender.thread.join(DEADLINE_S)
+        signal.signal(signal.SIGUSR1, former)
+    assert in_time == [True]
+    assert not scene.queue._waiters
+    scene.close()
 
 
 def test_a_poller_misses_nothing_after_an_interrupted_wait(fake, adapter):
@@ -172,15 +235,15 @@ def test_a_thread_that_is_about_to_sleep_gets_the_completions_of_an_interrupted_
     fake, adapter, interrupt, monkeypatch
 ):
     scene = Queue(fake, adapter, receives=8)
-    go_to_sleep = ndpy.CompletionQueue._wait_for_notification
+    go_to_sleep = VerbsCompletionQueue._native_sleep
 
-    def wait(queue: Any, deadline: float) -> None:
+    def wait(queue: Any, deadline: float) -> bool:
         interrupt(scene)
-        go_to_sleep(queue, deadline)
+        return bool(go_to_sleep(queue, deadline))
 
     for _ in range(2):
-        # The first time, there is no waiter yet that sleeps with calls of C.
-        monkeypatch.setattr(ndpy.CompletionQueue, "_wait_for_notification", wait)
+        # The first time, the queue has no waiter yet.
+        monkeypatch.setattr(VerbsCompletionQueue, "_native_sleep", wait)
         began = time.monotonic()
         assert len(scene.queue.wait(DEADLINE_S)) == 3
         assert time.monotonic() - began < DEADLINE_S / 2

@@ -8,10 +8,10 @@ import time
 from functools import partial
 
 import pytest
-from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, at_each_point, wait_until
+from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, at_each_point, play_sleep, wait_until
 
 import ndpy
-from ndpy.platforms.verbs import completion_queue, poller
+from ndpy.platforms.verbs import poller
 
 # If a thread sleeps when it should not, this limit shows it before the call counts as hanging.
 WAIT_S = DEADLINE_S / 2
@@ -196,18 +196,19 @@ def test_a_thread_that_took_the_event_wakes_the_others_that_wait(fake, adapter, 
 def test_a_wait_for_which_another_thread_leaves_nothing_ends_at_its_deadline(fake, adapter, points, monkeypatch):
     """Whenever the wait has found a completion, the other thread is quicker."""
     scene = Queue(fake, adapter)
-    notified = scene.queue._wait_for_notification
+    sleep = scene.queue._native_sleep
     taken = []
 
     def wait_and_lose(deadline):
         scene.arrive()
-        notified(deadline)
+        assert sleep(deadline)
         taken.append(Elsewhere(scene.queue.poll).start().result())
         assert scene.arrived < 16, "the wait goes on"
         # Now the deadline has passed.
         time.sleep(GRACE_S)
+        return True
 
-    monkeypatch.setattr(scene.queue, "_wait_for_notification", wait_and_lose)
+    monkeypatch.setattr(scene.queue, "_native_sleep", wait_and_lose)
     with pytest.raises(ndpy.TimeoutError):
         scene.queue.wait(GRACE_S / 2)
     scene.check_and_close(*taken)
@@ -228,12 +229,17 @@ def test_a_wait_for_no_completion_is_refused(fake, adapter, points, completions)
     scene.check_and_close()
 
 
-@pytest.mark.parametrize("longest_s", [GRACE_S, completion_queue.LONGEST_S])
+@pytest.mark.parametrize("longest_s", [GRACE_S, poller.LONGEST_S])
 @pytest.mark.parametrize("timeout_s", [30 * 86400, math.inf])
 @pytest.mark.parametrize("how", ["queue", "poller"])
 def test_a_wait_may_be_longer_than_the_system_waits_at_once(fake, adapter, monkeypatch, how, timeout_s, longest_s):
-    for module in (completion_queue, poller):
-        monkeypatch.setattr(module, "LONGEST_S", longest_s)
+    def sleep(real, native, waiter, milliseconds):
+        slept.append(milliseconds)
+        return real(native, waiter, min(milliseconds, int(longest_s * 1000)))
+
+    slept = []
+    play_sleep(monkeypatch, sleep)
+    monkeypatch.setattr(poller, "LONGEST_S", longest_s)
     scene = Queue(fake, adapter)
     with ndpy.Poller() as polling:
         polling.add(scene.queue)
@@ -242,6 +248,8 @@ def test_a_wait_may_be_longer_than_the_system_waits_at_once(fake, adapter, monke
         waiter.thread.join(5 * GRACE_S)
         scene.arrive()
         scene.check(waiter.result())
+    assert all(0 < milliseconds < 2**31 for milliseconds in slept)
+    assert how == "poller" or len(slept) > (longest_s == GRACE_S)
     scene.close()
 
 

@@ -182,16 +182,52 @@ class NetworkDirectCompletionQueue(CompletionQueue):
 
     # ---- waiting ----
 
-    def _native_new_waiter(self) -> Request:
-        return Request(self._cq)
+    def _native_sleep(self, deadline: float | None) -> bool:
+        taken: list[Request] = []
+        in_time, failure = False, None
+        # Ctrl-C may come between any two lines. close() waits until no thread waits any more.
+        try:
+            if self._begin_sleep(taken):
+                return True
+            in_time = wait_for_event(taken[0].event, deadline)
+        finally:
+            if taken:
+                with self._lock:
+                    if taken[0] in self._waiters:
+                        self._waiters.remove(taken[0])
+                    self._idle_waiters.append(taken[0])
+                    failure = self._end_sleep(taken[0])
+                    if self._left is not None:
+                        self._left.notify_all()
+        if in_time and failure is not None:
+            raise failure()
+        return in_time
 
-    def _native_arm_waiter(self, waiter: Request) -> bool:
-        return not waiter.running and self._issue(Notify.ANY, waiter)
+    def _begin_sleep(self, taken: list[Request]) -> bool:
+        """Ask for a notification that sets the event of the request that `taken` gets. Returns whether there are
+        completions already.
+        """
+        with self._lock:
+            self._check()
+            if self._failure is not None:
+                # Nothing wakes the waiter any more. The next poll takes what is left, or raises.
+                return True
+            waiter = self._idle_waiters.pop() if self._idle_waiters else Request(self._cq)
+            ready = True
+            try:
+                ready = (not waiter.running and self._issue(Notify.ANY, waiter)) or bool(self._drain())
+            finally:
+                if ready:
+                    self._idle_waiters.append(waiter)
+            if not ready:
+                taken.append(waiter)
+                self._waiters.append(waiter)
+        return ready
 
-    def _native_sleep(self, waiter: Request, deadline: float | None) -> bool:
-        return wait_for_event(waiter.event, deadline)
-
-    def _native_end_sleep(self, waiter: Request) -> Callable[[], errors.NdpyError] | None:
+    def _end_sleep(self, waiter: Request) -> Callable[[], errors.NdpyError] | None:
+        """Prepare a request for the next thread. Returns None, or what makes the exception if its end says that the
+        queue has failed. Under the lock.
+        """
         # _native_wake() sets the event too. The status says whether the provider did.
         lib.ResetEvent(waiter.event)
         status = waiter.take()

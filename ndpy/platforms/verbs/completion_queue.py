@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import copy
 import os
-import select
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +25,6 @@ from ndpy.vocabulary.quirks import Quirk
 
 if TYPE_CHECKING:
     from ndpy.platforms.verbs.adapter import VerbsAdapter
-
-#: poll(2) and epoll_wait(2) wait no longer than 2**31 ms. A longer wait ends without an event, and goes on.
-LONGEST_S = 86400.0
 
 _DATA_OPERATIONS = (int(Operation.SEND), int(Operation.READ), int(Operation.WRITE))
 # Drivers with these quirks do not notify of some failures when armed for SOLICITED.
@@ -57,8 +52,6 @@ class VerbsCompletionQueue(CompletionQueue):
         if details or single_threaded:
             self._native_provider = lib.ndpy_extended_provider_table
         self._channel: Any = None
-        #: What a thread sleeps with, by its waiter.
-        self._sleeps: dict[int, select.poll] = {}
         #: How many completions had come since creation when the oldest Pending was armed.
         self._armed_at = 0
         self._create()
@@ -85,33 +78,11 @@ class VerbsCompletionQueue(CompletionQueue):
     # ---- waiting ----
 
     def _native_new_waiter(self) -> int:
+        """What _native_sleep(), which is in C, sleeps on. Called under the lock."""
         return new_eventfd("wait")
-
-    def _native_arm_waiter(self, waiter: int) -> bool:
-        self._native_arm_channel(solicited=False)
-        return False
 
     def _native_arm_channel(self, solicited: bool) -> None:
         check("arm", lib.ndpy_arm(self._cq, int(solicited)))
-
-    def _native_sleep(self, waiter: int, deadline: float | None) -> bool:
-        poll = self._sleeps.get(waiter) or self._new_sleep(waiter)
-        left_s = LONGEST_S if deadline is None else deadline - time.monotonic()
-        if not 0.0 <= left_s <= LONGEST_S:
-            left_s = LONGEST_S if left_s > 0.0 else 0.0
-        ready = poll.poll(left_s * 1000)
-        for fd, _ in ready:
-            if fd == waiter:
-                os.eventfd_read(waiter)
-            elif not self._take_event_alone():
-                self._on_event(waiter)
-        return bool(ready) or left_s == LONGEST_S
-
-    def _new_sleep(self, waiter: int) -> select.poll:
-        poll = self._sleeps[waiter] = select.poll()
-        poll.register(self._channel.fd, select.POLLIN)
-        poll.register(waiter, select.POLLIN)
-        return poll
 
     def _native_wake(self, waiter: int) -> None:
         os.eventfd_write(waiter, 1)
@@ -256,7 +227,6 @@ class VerbsCompletionQueue(CompletionQueue):
         if native is not None:
             lib.ndpy_completion_queue_free(native)
         free_once(self, "_channel", "close completion queue", lib.ibv_destroy_comp_channel)
-        self._sleeps.clear()
         while self._idle_waiters:
             os.close(self._idle_waiters.pop())
 

@@ -11,8 +11,11 @@ import time
 from ndpy.objects.completion_queue import CompletionQueue
 from ndpy.objects.poller import Poller
 from ndpy.objects.timeouts import seconds
-from ndpy.platforms.verbs.completion_queue import LONGEST_S, VerbsCompletionQueue
+from ndpy.platforms.verbs.completion_queue import VerbsCompletionQueue
 from ndpy.platforms.verbs.native_calls import new_eventfd, system_calls
+
+#: epoll_wait(2) waits no longer than 2**31 ms. A longer wait ends without an event, and goes on.
+LONGEST_S = 86400.0
 
 
 class VerbsPoller(Poller):
