@@ -329,7 +329,7 @@ def lacks_descriptor() -> int:
     calls fail for want of a file descriptor, and name another reason.
     """
     try:
-        _os.close(_os.open(_os.devnull, _os.O_RDONLY))
+        open(_os.devnull, "rb", buffering=0).close()
     except OSError as error:
         return error.errno if error.errno in NO_DESCRIPTOR else 0
     return 0

@@ -102,6 +102,5 @@ def _discard(descriptor: int) -> None:
     """Let what is still in a buffer go nowhere. The interpreter writes it at its end, and would complain with status
     120.
     """
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+    with open(os.devnull, "wb", buffering=0) as nowhere:
+        os.dup2(nowhere.fileno(), descriptor)

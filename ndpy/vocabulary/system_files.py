@@ -12,6 +12,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ndpy.vocabulary.descriptors import owned
+
 _root = Path("/")
 # More than any of these files has. The lists of kernel modules have about a million.
 _MOST_OCTETS = 1 << 24
@@ -48,18 +50,18 @@ def read(place: Path) -> str:
 
     Some files of /sys fail with EINVAL when they are read, instead of being absent.
     """
-    try:
-        opened = os.open(place, _READING)
-    except (OSError, ValueError):
-        return ""
+    opened: list[int] = []
     text = bytearray()
     try:
-        while len(text) < _MOST_OCTETS and (part := os.read(opened, _PART_OCTETS)):
+        # One call opens the file and notes it. owned() takes no folder, and `place` may be one.
+        opened.extend(map(os.open, (place,), (_READING,)))
+        while len(text) < _MOST_OCTETS and (part := os.read(opened[0], _PART_OCTETS)):
             text += part
-    except OSError:
+    except (OSError, ValueError):
         return ""
     finally:
-        os.close(opened)
+        for descriptor in opened:
+            os.close(descriptor)
     return text.decode(errors="replace").strip()
 
 
@@ -84,7 +86,7 @@ def names(folder: Path, pattern: str = "*") -> list[str]:
 def refusal(place: Path) -> OSError | None:
     """Why a device file cannot be opened for reading and writing. None if it can."""
     try:
-        os.close(os.open(place, os.O_RDWR | os.O_CLOEXEC))
+        owned(os.open, place, os.O_RDWR | os.O_CLOEXEC).close()
     except OSError as error:
         return error
     return None

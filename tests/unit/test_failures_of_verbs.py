@@ -238,7 +238,6 @@ def sleeper(queue):
     queue._waiters.append(waiter)
     yield lambda: bool(select.select([waiter], [], [], 0)[0])
     queue._waiters.remove(waiter)
-    os.close(waiter)
 
 
 @pytest.mark.parametrize("taker", ["the adapter's thread", "a waiting thread"])

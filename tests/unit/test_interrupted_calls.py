@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, play_sleep, wait_until
 import ndpy
 from ndpy.platforms.verbs.completion_queue import VerbsCompletionQueue
 from ndpy.platforms.verbs.native_calls import lib
+from ndpy.vocabulary import system_files
 
 FOLDER = os.path.dirname(ndpy.__file__)
 
@@ -129,6 +132,63 @@ def test_an_interrupted_end_of_a_sleep_does_not_hold_up_the_close_of_its_queue(f
 
     scene: Any = None
     walk(run, 20)
+
+
+def descriptors() -> list[str]:
+    """What the descriptors of this process refer to."""
+    opened = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            opened.append(os.readlink(f"/proc/self/fd/{number}"))
+    return sorted(opened)
+
+
+def wait_once(adapter: Any) -> Iterator[None]:
+    with adapter.create_completion_queue(8) as queue:
+        yield
+        with pytest.raises(ndpy.TimeoutError):
+            queue.wait(0)
+        yield
+
+
+def make_poller(adapter: Any) -> Iterator[None]:
+    yield
+    ndpy.Poller().close()
+
+
+def read_a_file(adapter: Any) -> Iterator[None]:
+    yield
+    assert system_files.read(Path("/proc/self/stat"))
+
+
+def ask_for_a_device_file(adapter: Any) -> Iterator[None]:
+    yield
+    system_files.refusal(Path(os.devnull))
+
+
+def tell_of_a_timeout(adapter: Any) -> Iterator[None]:
+    yield
+    ndpy.errors.not_finished("wait", 1.0)
+
+
+@pytest.mark.parametrize("steps", [wait_once, make_poller, read_a_file, ask_for_a_device_file, tell_of_a_timeout])
+def test_an_interrupted_call_loses_no_descriptor(fake, adapter, steps):
+    """Ctrl-C comes also between the call that opens a descriptor and what keeps it. What follows the first yield of
+    steps() is interrupted.
+    """
+
+    def run(interruption: CtrlC) -> None:
+        gc.collect()
+        before = descriptors()
+        with contextlib.ExitStack() as rest:
+            making = steps(adapter)
+            next(making)
+            rest.callback(making.close)
+            interruption.during(lambda: next(making, None))
+        gc.collect()
+        assert descriptors() == before
+
+    walk(run, 2)
 
 
 @pytest.mark.parametrize("raises", [True, False])

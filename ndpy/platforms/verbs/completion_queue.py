@@ -9,6 +9,7 @@ first one tells them.
 from __future__ import annotations
 
 import copy
+import io
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,8 @@ class VerbsCompletionQueue(CompletionQueue):
         if details or single_threaded:
             self._native_provider = lib.ndpy_extended_provider_table
         self._channel: Any = None
+        #: They own what _waiters and _idle_waiters have as numbers.
+        self._events_of_waiters: list[io.FileIO] = []
         #: How many completions had come since creation when the oldest Pending was armed.
         self._armed_at = 0
         self._create()
@@ -79,7 +82,9 @@ class VerbsCompletionQueue(CompletionQueue):
 
     def _native_new_waiter(self) -> int:
         """What _native_sleep(), which is in C, sleeps on. Called under the lock."""
-        return new_eventfd("wait")
+        event = new_eventfd("wait")
+        self._events_of_waiters.append(event)
+        return event.fileno()
 
     def _native_arm_channel(self, solicited: bool) -> None:
         check("arm", lib.ndpy_arm(self._cq, int(solicited)))
@@ -227,8 +232,9 @@ class VerbsCompletionQueue(CompletionQueue):
         if native is not None:
             lib.ndpy_completion_queue_free(native)
         free_once(self, "_channel", "close completion queue", lib.ibv_destroy_comp_channel)
-        while self._idle_waiters:
-            os.close(self._idle_waiters.pop())
+        self._idle_waiters.clear()
+        for event in self._events_of_waiters:
+            event.close()
 
     # ---- better statuses ----
 

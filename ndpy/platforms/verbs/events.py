@@ -23,7 +23,8 @@ class EventThread(AdapterThread):
         super().__init__(name, orphans)
         with system_calls("open adapter"):
             self._epoll = select.epoll()
-        self._wake = new_eventfd("open adapter")
+        self._wake_event = new_eventfd("open adapter")
+        self._wake = self._wake_event.fileno()
         self._epoll.register(self._wake, select.EPOLLIN)
         self._handlers: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
         #: Under this lock, the dictionary and the epoll have the same descriptors.
@@ -87,7 +88,7 @@ class EventThread(AdapterThread):
 
     def _native_free(self) -> None:
         self._epoll.close()
-        os.close(self._wake)
+        self._wake_event.close()
 
     def _call_regular_handlers(self) -> None:
         with self._waking:

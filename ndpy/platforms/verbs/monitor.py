@@ -41,7 +41,8 @@ class Monitor(Uncopied):
         self._on_change = on_change
         self._lock = threading.Lock()
         self._closed = False
-        self._fd = new_eventfd("monitor")
+        self._event = new_eventfd("monitor")
+        self._fd = self._event.fileno()
         self._events.watch(self._fd, self._on_event)
 
     def _on_event(self) -> None:
@@ -77,7 +78,7 @@ class Monitor(Uncopied):
                 return
             self._closed = True
             self._events.forget(self._fd)
-            os.close(self._fd)
+            self._event.close()
 
 
 def _unwatchable(start: int, end: int, reason: str, number: int = 0) -> errors.UnsupportedError:

@@ -7,6 +7,7 @@ are there through the shim too, which makes faults. load_for() takes these betwe
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 from ndpy.errors import ProviderError, ProviderNotFoundError, from_errno, lacks_descriptor
 from ndpy.platforms.verbs import softverbs
+from ndpy.vocabulary.descriptors import owned
 from ndpy.vocabulary.flags import Capability
 from ndpy.vocabulary.forking import in_child
 from ndpy.vocabulary.loggers import logger
@@ -243,10 +245,10 @@ def check_errno(operation: str, result: int, message: str = "") -> None:
         raise from_errno(operation, ffi.errno, message)
 
 
-def new_eventfd(operation: str) -> int:
-    """An eventfd that does not block. Raises as the provider's calls do."""
+def new_eventfd(operation: str) -> io.FileIO:
+    """An eventfd that does not block, and its owner. Raises as the provider's calls do."""
     with system_calls(operation):
-        return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        return owned(os.eventfd, 0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,8 @@ class VerbsPoller(Poller):
         self._by_fd: dict[int, VerbsCompletionQueue] = {}
         with system_calls("poller"):
             self._epoll = select.epoll()
-        self._wake_fd = new_eventfd("poller")
+        self._wake_event = new_eventfd("poller")
+        self._wake_fd = self._wake_event.fileno()
         # From here on the poller is open: its end frees the two, and so does a fork in the child.
         super().__init__(spin_s=spin_s)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
@@ -82,4 +83,4 @@ class VerbsPoller(Poller):
 
     def _native_free(self) -> None:
         self._epoll.close()
-        os.close(self._wake_fd)
+        self._wake_event.close()

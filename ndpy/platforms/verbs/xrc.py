@@ -10,6 +10,7 @@ from ndpy.objects.xrc import XrcDomain, XrcReceiveQueue, XrcReceiver, XrcSender
 from ndpy.platforms.verbs.native_calls import ffi, free_once, lib, new_pointer
 from ndpy.platforms.verbs.queue_pair import VerbsQueuePair
 from ndpy.platforms.verbs.shared_receive_queue import VerbsSharedReceiveQueue
+from ndpy.vocabulary.descriptors import owned
 
 if TYPE_CHECKING:
     from ndpy.platforms.verbs.adapter import VerbsAdapter
@@ -60,13 +61,11 @@ class VerbsXrcDomain(XrcDomain):
             return new_pointer("open XRC domain", lib.ndpy_open_xrc_domain, self._adapter._context, -1)
         try:
             # The file's content does not matter. The domain stays when the descriptor is closed.
-            file = os.open(self.path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = owned(os.open, self.path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise errors.from_errno("open XRC domain", error.errno or 0) from error
-        try:
-            return new_pointer("open XRC domain", lib.ndpy_open_xrc_domain, self._adapter._context, file)
-        finally:
-            os.close(file)
+        with file:
+            return new_pointer("open XRC domain", lib.ndpy_open_xrc_domain, self._adapter._context, file.fileno())
 
     def _native_close(self) -> None:
         free_once(self, "_native", "close XRC domain", lib.ndpy_close_xrc_domain)

@@ -18,6 +18,7 @@ from ndpy.platforms.verbs import device_files, distribution
 from ndpy.platforms.verbs.adapter_info import device_names
 from ndpy.platforms.verbs.device_files import DeviceFile
 from ndpy.tools.doctor.findings import Finding, failed, warned
+from ndpy.vocabulary.descriptors import owned
 
 _MISFIT = re.compile(
     r"Driver (?P<driver>\S+) does not support the kernel ABI of (?P<kernel>\d+) "
@@ -87,18 +88,14 @@ def _caught() -> Iterator[list[str]]:
     """What this process prints to standard error meanwhile. The list is filled at the end."""
     lines: list[str] = []
     sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with tempfile.TemporaryFile() as file:
-            os.dup2(file.fileno(), 2)
-            try:
-                yield lines
-            finally:
-                os.dup2(kept, 2)
-                file.seek(0)
-                lines += file.read().decode(errors="replace").splitlines()
-    finally:
-        os.close(kept)
+    with owned(os.dup, 2) as kept, tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(kept.fileno(), 2)
+            file.seek(0)
+            lines += file.read().decode(errors="replace").splitlines()
 
 
 def examine_unlisted(listed: Listed, files: list[DeviceFile], adapter: str) -> Iterator[Finding]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from ndpy.vocabulary.descriptors import owned
 
 # Each pattern matches a line that the kernel prints when one of its own invariants is broken. A program cannot cause
 # such a line in a correct kernel, however it misuses an adapter.
@@ -132,22 +135,22 @@ class RunningKernel:
 
     def __init__(self) -> None:
         self._collector = Collector()
-        self._fd: int | None = None
+        self._log: io.FileIO | None = None
         try:
-            self._fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.lseek(self._fd, 0, os.SEEK_END)
+            self._log = owned(os.open, "/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._log.fileno(), 0, os.SEEK_END)
         except OSError:
             self.close()
 
     @property
     def readable(self) -> bool:
-        return self._fd is not None
+        return self._log is not None
 
     def read(self) -> list[Record]:
         """All the records since this object was created."""
-        while self._fd is not None:
+        while self._log is not None:
             try:
-                self._collector.feed(os.read(self._fd, 65536))
+                self._collector.feed(os.read(self._log.fileno(), 65536))
             except BlockingIOError:
                 break
             except BrokenPipeError:  # unread records were overwritten; continue with the next one
@@ -155,6 +158,6 @@ class RunningKernel:
         return self._collector.records
 
     def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
