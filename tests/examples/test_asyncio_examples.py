@@ -27,7 +27,7 @@ from kit.helpers import (
     sample,
     wait_until,
 )
-from kit.processes import EXAMPLES, STEP_LIMIT_S, Process, start_example, start_python
+from kit.processes import EXAMPLES, STEP_LIMIT_S, Process, start_example, start_python, wait_until_connected
 
 import ndpy
 from ndpy import aio
@@ -50,7 +50,9 @@ def host(adapter) -> str:
 @pytest.fixture
 def start(adapter):
     """start(name, *arguments) starts an example on the adapter under test."""
-    return lambda name, *arguments: start_example(name, *arguments, "--adapter", adapter.info.name)
+    return lambda name, *arguments, **options: start_example(
+        name, *arguments, "--adapter", adapter.info.name, **options
+    )
 
 
 @pytest.fixture
@@ -58,8 +60,8 @@ def server_of(start):
     """server_of(name, *arguments) is a server with a port that the system chooses."""
 
     @contextlib.contextmanager
-    def serve(name, *arguments):
-        with start(name, *arguments, "--port", 0) as server:
+    def serve(name, *arguments, **options):
+        with start(name, *arguments, "--port", 0, **options) as server:
             server.port = server.wait_for(r"listening on .*port (\d+)")[1]
             yield server
 
@@ -112,11 +114,11 @@ def test_echoes_of_short_and_long_messages_are_verified_and_the_server_ends_on_c
 def test_the_echo_server_goes_on_when_a_client_is_killed(server_of, start, host, ask):
     with server_of("echo", "server") as server:
         options = [host, "--port", server.port, "--connections", 2, "--count", 10_000_000]
-        with start("echo", "client", *options) as client:
-            process = psutil.Process(client.popen.pid)
-            wait_until(lambda: sum(process.cpu_times()[:2]) > 0.2 and not client.popen.poll(), "the client runs", 60)
+        with start("echo", "client", *options, logged=True) as client:
+            wait_until_connected(client, 2)
             client.popen.kill()
             client.finish()
+        server.wait_for("has left")
         assert "verified 5 echoes" in ask(server, "echo", "client", "--connections", 1, "--count", 5)
 
 
@@ -412,18 +414,12 @@ def test_the_server_of_blocks_notices_damage():
     assert pool.answer(b"", taken) == b""
 
 
-def wait_until_busy(server: Process, client: Process) -> None:
-    """Wait until the client has used its server for a while."""
-    process = psutil.Process(server.popen.pid)
-    before = sum(process.cpu_times()[:2])
-    wait_until(lambda: sum(process.cpu_times()[:2]) > before + 0.2 or client.popen.poll() is not None, "work", 60)
-
-
 @only_under_stress
 def test_the_server_of_blocks_goes_on_when_a_client_is_killed(server_of, start, host, ask):
     with server_of("block_transfer", "server") as server:
-        with start("block_transfer", "client", host, "--port", server.port, "--count", 10_000_000) as client:
-            wait_until_busy(server, client)
+        options = [host, "--port", server.port, "--count", 10_000_000]
+        with start("block_transfer", "client", *options, logged=True) as client:
+            wait_until_connected(client)
             client.popen.kill()
             client.finish()
         server.wait_for("has left, 4096 blocks are free")
@@ -433,10 +429,10 @@ def test_the_server_of_blocks_goes_on_when_a_client_is_killed(server_of, start, 
 @only_under_stress
 def test_a_client_of_blocks_whose_server_is_killed_says_so_in_one_line(server_of, start, host):
     with (
-        server_of("block_transfer", "server") as server,
+        server_of("block_transfer", "server", logged=True) as server,
         start("block_transfer", "client", host, "--port", server.port, "--count", 10_000_000) as client,
     ):
-        wait_until_busy(server, client)
+        wait_until_connected(server)
         server.popen.kill()
         assert_one_line_error(client.finish(), "block_transfer")
 

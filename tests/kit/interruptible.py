@@ -1,9 +1,11 @@
 """Runs a program. Each line of its standard input sends it SIGINT, as Ctrl-C does.
 
-python interruptible.py PROGRAM ARGUMENTS. It works the same on every system, without a terminal or a console.
+python interruptible.py PROGRAM ARGUMENTS. It works the same on every system, without a terminal or a console. With
+NDPY_TEST_LOGGED=1 standard error gets what ndpy logs.
 """
 
 import functools
+import logging
 import os
 import runpy
 import signal
@@ -52,6 +54,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A signal also sends a byte to the loop. Under Wine a socket to which another thread sends at the same time counts as full,
 # of which Python would tell on standard error. The other thread's byte wakes the loop.
 signal.set_wakeup_fd = functools.partial(signal.set_wakeup_fd, warn_on_full_buffer=False)
+if os.environ.get("NDPY_TEST_LOGGED"):
+    logging.basicConfig(level=logging.DEBUG)
 del sys.argv[0]
 threading.Thread(target=interrupt_for_every_line, daemon=True).start()
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -198,10 +198,19 @@ def start_python(program: Path, *arguments: str | int | Path, variables: Mapping
     return Process(sys.executable, *words, variables=variables)
 
 
-def start_example(name: str, *arguments: str | int | Path) -> Process:
-    """Run examples/NAME.py; see start_python(). Each of its steps may take STEP_LIMIT_S."""
+def start_example(name: str, *arguments: str | int | Path, logged: bool = False) -> Process:
+    """Run examples/NAME.py; see start_python(). Each of its steps may take STEP_LIMIT_S.
+
+    logged: standard error gets what ndpy logs, for wait_until_connected().
+    """
     limit = () if name == "hello" else ("--timeout", STEP_LIMIT_S)
-    return start_python(EXAMPLES / f"{name}.py", *arguments, *limit)
+    variables = {"NDPY_TEST_LOGGED": "1"} if logged else None
+    return start_python(EXAMPLES / f"{name}.py", *arguments, *limit, variables=variables)
+
+
+def wait_until_connected(process: Process, connections: int = 1) -> None:
+    """Wait until a program of ndpy.aio that is logged has so many connections."""
+    process.wait_for(rf"(?s)( to open: .*){{{connections}}}", stream="err")
 
 
 def foreign_environment() -> dict[str, str]:
