@@ -13,6 +13,7 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ndpy
@@ -146,6 +147,13 @@ def limits(what: str) -> dict[str, int]:
     return {"inbound_read_limit": reads, "outbound_read_limit": reads}
 
 
+def from_some_port(connect: Callable[..., None], *arguments: Any) -> None:
+    for _ in range(PORTS - 1):
+        with contextlib.suppress(ndpy.AddressUnreachableError):
+            return connect(*arguments)
+    return connect(*arguments)
+
+
 class Program:
     """Plays both roles and counts the outcomes of each."""
 
@@ -189,11 +197,10 @@ class Program:
 
             self.run_role(what, 1 - int(number), accept)
 
-    def take_part_from_some_port(self, what: str, number: int, connect: Any) -> None:
-        for _ in range(PORTS - 1):
-            with contextlib.suppress(ndpy.AddressUnreachableError):
-                return self.run_role(what, number, connect)
-        return self.run_role(what, number, connect)
+    def say_done(self, to: tuple[str, int]) -> None:
+        with contextlib.ExitStack() as stack, contextlib.suppress(ndpy.ConnectionRefusedError):
+            self.end.renew(stack)
+            self.adapter.connect(self.end.queue_pair, to, private_data=DONE.encode(), timeout_s=LIMIT_S)
 
     def offer_too_much(self, to: tuple[str, int]) -> None:
         data = bytes(self.adapter.info.max_caller_data)
@@ -221,12 +228,10 @@ class Program:
                     return self.adapter.connect(queue_pair, to, private_data=data, timeout_s=LIMIT_S, **limits(what))
 
                 for _ in range(count):
-                    self.take_part_from_some_port(what, number, connect)
+                    from_some_port(self.run_role, what, number, connect)
         if not on_siw:
             self.offer_too_much(to)
-        with contextlib.ExitStack() as stack, contextlib.suppress(ndpy.ConnectionRefusedError):
-            self.end.renew(stack)
-            self.adapter.connect(self.end.queue_pair, to, private_data=DONE.encode(), timeout_s=LIMIT_S)
+        from_some_port(self.say_done, to)
 
 
 def main() -> None:
