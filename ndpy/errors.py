@@ -12,6 +12,7 @@ The text of an error ends with the command that explains it, such as (ndpy expla
 from __future__ import annotations
 
 import builtins
+import contextlib as _contextlib
 import errno as _errno
 import os as _os
 
@@ -324,12 +325,14 @@ def not_finished(operation: str, timeout_s: float) -> TimeoutError:
     return TimeoutError(message, operation=operation)
 
 
-def lacks_descriptor() -> int:
-    """EMFILE if this process can open nothing more, ENFILE if the system cannot, or 0. For the implementation: many
-    calls fail for want of a file descriptor, and name another reason.
+def lacks_descriptor(count: int = 1) -> int:
+    """EMFILE if this process cannot open `count` files more, ENFILE if the system cannot, or 0. For the implementation:
+    many calls fail for want of a file descriptor, and name another reason.
     """
     try:
-        open(_os.devnull, "rb", buffering=0).close()
+        with _contextlib.ExitStack() as opened:
+            for _ in range(count):
+                opened.enter_context(open(_os.devnull, "rb", buffering=0))
     except OSError as error:
         return error.errno if error.errno in NO_DESCRIPTOR else 0
     return 0

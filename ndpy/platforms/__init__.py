@@ -8,11 +8,14 @@ import os
 import sys
 from collections.abc import Iterator
 
-from ndpy.errors import AdapterNotFoundError, ProviderNotFoundError
+from ndpy.errors import AdapterNotFoundError, ProviderNotFoundError, from_errno, lacks_descriptor
 from ndpy.objects.adapter import Adapter
 from ndpy.objects.native_steps import Platform
 from ndpy.objects.poller import Poller
 from ndpy.vocabulary.info import AdapterInfo, as_named, is_address, port_number
+
+#: More descriptors than a look for adapters has open at a time.
+_TO_LOOK = 8
 
 
 @functools.cache
@@ -117,6 +120,15 @@ def asking_for(which: str | None) -> Iterator[None]:
 
 def choose(adapters: list[AdapterInfo], which: str | None) -> AdapterInfo:
     """Return the adapter that `which` names. Raises AdapterNotFoundError, or the reason why it cannot be used."""
+    try:
+        return _chosen(adapters, which)
+    except AdapterNotFoundError:
+        if number := lacks_descriptor(_TO_LOOK):
+            raise from_errno("open adapter", number, f"{which or 'an adapter'} cannot be looked for") from None
+        raise
+
+
+def _chosen(adapters: list[AdapterInfo], which: str | None) -> AdapterInfo:
     if not adapters:
         wanted = f"no adapter {which!r}{_suggestion(which, adapters)}: " if which else ""
         raise AdapterNotFoundError(f"{wanted}this machine has no RDMA adapter; {implementation().why_no_adapter()}")

@@ -48,8 +48,11 @@ def listen(adapter):
 
 
 def listen_at_a_name(adapter):
-    with contextlib.suppress(ndpy.AddressUnreachableError):
+    try:
         adapter.listen(("localhost", 0)).close()
+    except ndpy.AddressUnreachableError as error:
+        # It may be an address of another adapter.
+        assert error.operation != "resolve"
 
 
 def connect(adapter):
@@ -95,14 +98,21 @@ CALLS = (
 )
 
 
+#: Whether these open a descriptor is the provider's affair.
+PERHAPS_NONE = (listen, listen_at_a_name, make_cache)
+
+
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 def test_a_call_without_a_descriptor_names_the_limit(adapter, call):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     # What it imports and starts stays open.
     call(adapter)
+    refused = []
     for count in range(MOST):
         with free_descriptors(count):
             try:
                 call(adapter)
             except ndpy.InsufficientResourcesError as error:
                 assert "no file descriptor left" in str(error) and "RLIMIT_NOFILE" in str(error), count
+                refused.append(count)
+    assert 0 in refused or call in PERHAPS_NONE

@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import select
+import socket
 import types
 
 import pytest
@@ -16,6 +17,7 @@ import ndpy
 from ndpy import errors
 from ndpy.platforms.verbs import manager
 from ndpy.platforms.verbs.native_calls import lib
+from ndpy.vocabulary import routes
 
 SERVER = ("127.0.0.1", 7471)
 EVENTS = {"address": lib.RDMA_CM_EVENT_ADDR_ERROR, "route": lib.RDMA_CM_EVENT_ROUTE_ERROR}
@@ -99,6 +101,15 @@ def test_a_poller_without_a_descriptor_names_the_limit(no_descriptor):
     ) as caught:
         ndpy.Poller()
     assert (caught.value.operation, caught.value.native) == ("poller", errno.EMFILE)
+
+
+def test_a_route_that_cannot_be_asked_for_is_not_taken_for_none(no_descriptor):
+    info = types.SimpleNamespace(name="card0", addresses=("127.0.0.1",))
+    no_descriptor()
+    with pytest.raises(
+        ndpy.InsufficientResourcesError, match=r"no way to 127\.0\.0\.1 can be looked for: .*RLIMIT_NOFILE"
+    ):
+        routes.find_route(info, socket.AF_INET, ("127.0.0.1", 4000), dict)
 
 
 def test_an_adapter_without_a_descriptor_for_its_thread_names_the_limit(fake, monkeypatch):
