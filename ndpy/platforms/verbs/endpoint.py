@@ -8,11 +8,10 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import psutil
-
 from ndpy import errors
 from ndpy.objects.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.platforms.verbs.adapter_info import gid_at, mtu_bytes
+from ndpy.platforms.verbs.interfaces import ask_interfaces
 from ndpy.platforms.verbs.native_calls import check, ffi, lib
 from ndpy.platforms.verbs.queue_pair_attributes import modify
 from ndpy.vocabulary.addresses import Reach, reach
@@ -62,7 +61,7 @@ def _best(gids: Sequence[Gid]) -> list[Gid]:
     if same and reach(same[0].value) is Reach.LINK_LOCAL:
         return same[:1]
     if len(same) > 1:
-        out = interface_from(same[0].address, psutil.net_if_addrs())
+        out = interface_from(same[0].address, ask_interfaces("connect"))
         same = [gid for gid in same if gid.netdev == out] or same
     return same
 

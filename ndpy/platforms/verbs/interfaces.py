@@ -14,9 +14,11 @@ import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from ndpy import errors
 from ndpy.vocabulary.addresses import reach
 from ndpy.vocabulary.info import Gid, NetworkInterface
 from ndpy.vocabulary.system_files import Snapshot, path, read
@@ -43,11 +45,20 @@ def is_name(text: str) -> bool:
     return 0 < len(text) <= _LONGEST_NAME and "/" not in text and text not in (".", "..")
 
 
+def ask_interfaces(operation: str = "open adapter") -> dict[str, list[Any]]:
+    """What psutil.net_if_addrs() returns. Raises as the provider's calls do."""
+    try:
+        return psutil.net_if_addrs()
+    except OSError as error:
+        what = "the addresses of this machine cannot be listed"
+        raise errors.from_errno(operation, error.errno or 0, what) from None
+
+
 def addresses_here() -> dict[str, tuple[str, ...]]:
     """The IP addresses of this network namespace, by interface. Link-local IPv6 addresses have their scope."""
     return {
         netdev: tuple(entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6))
-        for netdev, entries in psutil.net_if_addrs().items()
+        for netdev, entries in ask_interfaces().items()
     }
 
 
