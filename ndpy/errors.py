@@ -326,8 +326,12 @@ def not_finished(operation: str, timeout_s: float) -> TimeoutError:
 
 
 def lacks_descriptor(count: int = 1) -> int:
-    """EMFILE if this process cannot open `count` files more, ENFILE if the system cannot, or 0. For the implementation:
-    many calls fail for want of a file descriptor, and name another reason.
+    """Find out whether a file descriptor is missing. For the implementation: many calls fail for want of one, and name
+    another reason.
+
+    Parameters:
+        count: how many files are to be opened.
+    Returns: EMFILE if this process cannot open `count` files more, ENFILE if the system cannot, or 0.
     """
     try:
         with _contextlib.ExitStack() as opened:

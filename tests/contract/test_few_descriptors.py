@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 
 import pytest
 from kit import linux_only as linux_only
@@ -19,6 +18,8 @@ MOST = 8
 @contextlib.contextmanager
 def free_descriptors(count):
     """This process may open `count` more files, and no other."""
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = [os.open(os.devnull, os.O_RDONLY) for _ in range(count + 1)]
     for descriptor in found:
