@@ -29,6 +29,8 @@ from ndpy.platforms.verbs import softverbs
 
 HERE = Path(__file__).parent
 LIMIT_S = 120
+#: So many round trips have ten that are slower than 99.9 %.
+TAIL_COUNT = 10_000
 
 
 def free_port() -> int:
@@ -113,13 +115,13 @@ def iperf3(size: int) -> float:
     return float(report["end"]["sum_received"]["bits_per_second"]) / 8 / (1 << 20)
 
 
-def sockperf(*options: str) -> float:
-    """Microseconds of half a round trip of 64 bytes over plain TCP: the median."""
+def sockperf(*options: str) -> dict[float, float]:
+    """Microseconds of half a round trip of 64 bytes over plain TCP, by the percentage that takes no longer."""
     port = free_port()
     words = ["--tcp", "-i", "127.0.0.1", "-p", str(port), *options]
     with serving(["sockperf", "server", *words], port):
         text = output(["sockperf", "ping-pong", *words, "-m", "64", "-t", "2"])
-    return float(re.findall(r"percentile 50\.000 = +([\d.]+)", text)[0])
+    return {float(percent): float(us) for percent, us in re.findall(r"percentile ([\d.]+) = +([\d.]+)", text)}
 
 
 def tcp_connections(count: int) -> float:
@@ -215,6 +217,33 @@ def echoes(rounds: int, size: int, connections: int = 1, answer: int = 0) -> dic
     return {"ndpy.aio": of("ndpy"), "streams": of("streams"), "uvloop": of("uvloop")}
 
 
+def tails(test: str, by_events: bool) -> dict[str, Row]:
+    """The rows of the slowest of a hundred and of a thousand, as times the median."""
+
+    def of(percent: float) -> dict[str, Callable[[], float]]:
+        def ours() -> float:
+            row = perf(test, 64, TAIL_COUNT, *(["--events"] if by_events else []))
+            return row[f"p{percent:g}_us"] / row["p50_us"]
+
+        def in_c() -> float:
+            row = perftest(test, 64, TAIL_COUNT, *(["-e"] if by_events else []))
+            return row[{99: 7, 99.9: 8}[percent]] / row[4]
+
+        def by_tcp() -> float:
+            figures = sockperf(*([] if by_events else ["--nonblocked"]))
+            return figures[percent] / figures[50]
+
+        return {"ndpy perf": ours, "C on soft0": in_c, "TCP": by_tcp}
+
+    how = "both ends sleep" if by_events else "polled"
+    return {
+        f"tail-{percent:g}-{test}{'-events' if by_events else ''}": Row(
+            f"64 B by {test}, {how}, the time of {percent:g} %", "times the median", of(percent), {}, limit=bar
+        )
+        for percent, bar in ((99, 5), (99.9, 20))
+    }
+
+
 ROWS = {
     "echo": Row("echo of 64 B, 1 connection", "us", echoes(4000, 64), {"streams": 1.0, "uvloop": 1.5}),
     "echo-100": Row(
@@ -227,7 +256,7 @@ ROWS = {
         {
             "C on soft0": lambda: perftest("send_lat", 64, 5000)[4],
             "UCX tcp": lambda: ucx("tag_lat", 64, 20000)[3],
-            "TCP": lambda: sockperf("--nonblocked"),
+            "TCP": lambda: sockperf("--nonblocked")[50],
         },
         {},
         limit=3.5,
@@ -235,10 +264,13 @@ ROWS = {
     "latency-events": Row(
         "64 B, both ends sleep, half a round trip",
         "us",
-        {"C on soft0": lambda: perftest("send_lat", 64, 5000, "-e")[4], "TCP": sockperf},
+        {"C on soft0": lambda: perftest("send_lat", 64, 5000, "-e")[4], "TCP": lambda: sockperf()[50]},
         {},
         limit=15,
     ),
+    **tails("write_lat", False),
+    **tails("send_lat", False),
+    **tails("send_lat", True),
     "perf-latency": Row(
         "ndpy perf: 64 B, polled, half a round trip",
         "us",
