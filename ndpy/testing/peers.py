@@ -17,10 +17,8 @@ from typing import Any, BinaryIO, cast
 import pytest
 
 import ndpy
-from ndpy.tools.cli.channel import SecretListener
+from ndpy.tools.cli.channel import START_LIMIT_S, SecretListener
 
-#: A process starts within this time.
-_START_S = 60.0
 #: When its test has ended, a function has so long to return.
 _GRACE_S = 10.0
 #: A step takes at most so long.
@@ -83,7 +81,7 @@ class Peer(Channel):
     def _wait_until_begun(self) -> None:
         """A time limit is the function's. On a busy machine its process may still be starting."""
         if not self._has_begun:
-            found = super()._next(_START_S)
+            found = super()._next(START_LIMIT_S)
             self._has_begun = True
             if found[0] != "begun":
                 self._ended = found
@@ -181,11 +179,13 @@ class Peers:
             assert process.stdin is not None
             with contextlib.suppress(OSError), process.stdin as stdin:
                 stdin.write(listener.secret + pickle.dumps(order))
-            accepted = listener.accept(lambda: process.poll() is None, _START_S)
+            accepted = listener.accept(lambda: process.poll() is None, START_LIMIT_S)
             if accepted is None:
                 output.seek(0)
                 text = output.read().decode("utf-8", "replace")
-                raise PeerFailed(f"the process of {function.__name__}() has not come up within {_START_S:g} s:\n{text}")
+                raise PeerFailed(
+                    f"the process of {function.__name__}() has not come up within {START_LIMIT_S:g} s:\n{text}"
+                )
             accepted.settimeout(None)
             connection = Connection(accepted.detach())
             stack.pop_all()

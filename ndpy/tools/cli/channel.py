@@ -139,6 +139,11 @@ _SECRET_SIZE = 32
 _MOST_STRANGERS = 64
 
 
+#: A process of this machine has called back by then. An emulated machine whose host is busy takes more than 60 s to import
+#: ndpy. A process that has ended is noticed at once.
+START_LIMIT_S = 120.0
+
+
 class SecretListener:
     """A listener on the loopback interface that accepts one connection, from a process that knows a secret."""
 

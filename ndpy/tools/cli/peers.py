@@ -14,11 +14,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import IO, Any
 
-from ndpy.tools.cli.channel import REPLY_LIMIT, Channel, ChannelClosed, ChannelError, SecretListener, printable
+from ndpy.tools.cli.channel import (
+    REPLY_LIMIT,
+    START_LIMIT_S,
+    Channel,
+    ChannelClosed,
+    ChannelError,
+    SecretListener,
+    printable,
+)
 from ndpy.vocabulary.addresses import Reach, plain_address, reach
 from ndpy.vocabulary.info import is_address
 
-_START_LIMIT_S = 60.0
 _CONNECT_LIMIT_S = 10.0
 _END_LIMIT_S = 5.0
 #: The time that an answer may take beyond the time that the requested work takes.
@@ -146,7 +153,7 @@ class PeerProcess:
             assert self._process.stdin is not None
             with contextlib.suppress(OSError), self._process.stdin as told:
                 told.write(listener.secret)
-            connection = listener.accept(lambda: self._process.poll() is None, _START_LIMIT_S)
+            connection = listener.accept(lambda: self._process.poll() is None, START_LIMIT_S)
             if connection is None:
                 raise PeerLost(self.explain())
         except BaseException:
@@ -235,7 +242,7 @@ class PeerLink:
             self._channel = Channel(dial(host, self.default_port, self.name), line_limit=REPLY_LIMIT)
         try:
             self._send({"command": "hello", "protocol": self.protocol})
-            answer = self.finish(_START_LIMIT_S)
+            answer = self.finish(START_LIMIT_S)
             self.description = PeerDescription.from_answer(answer)
         except PeerRefused as error:
             self.close()
