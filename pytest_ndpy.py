@@ -40,9 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--rdma",
         choices=_WHERE,
-        help="Where tests get their adapter. soft, the default: the software adapter of ndpy, without privileges. here: an "
-        "adapter of this machine. vm: the whole session runs in a VM with a driver of the kernel. none: tests that "
-        "need an adapter are skipped. With this option, every test is checked for objects that it leaves open.",
+        help=(
+            "Where tests get their adapter. soft, the default: the software adapter of ndpy, without privileges. here: "
+            "an adapter of this machine. vm: the whole session runs in a VM with a driver of the kernel. none: tests "
+            "that need an adapter are skipped. With this option, every test is checked for objects that it leaves "
+            "open."
+        ),
     )
     group.addoption(
         "--rdma-adapter", metavar="NAME", help="With --rdma here: the adapter. Default: the first one that is active."
@@ -100,7 +103,8 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.Fix
     watch = _watch_of(request)
     if watch is None or (fixturedef.scope == "function" and fixturedef.argname != "rdma_faults"):
         return (yield)
-    # What a fixture for several tests opens may stay open behind this one, and so may the shim, which rdma_faults loads.
+    # What a fixture for several tests opens may stay open behind this one, and so may the shim, which rdma_faults
+    # loads.
     with watch.allowed():
         return (yield)
 
@@ -210,8 +214,8 @@ def rdma_server(rdma_adapter: ndpy.Adapter) -> Callable[..., AbstractAsyncContex
 
 @pytest.fixture
 def rdma_peer(request: pytest.FixtureRequest, rdma_adapter_name: str) -> Iterator[Callable[..., Peer]]:
-    """rdma_peer(function, *arguments) runs a function of the test's module as the other end, in another process. For one
-    test.
+    """rdma_peer(function, *arguments) runs a function of the test's module as the other end, in another process. For
+    one test.
 
     The function gets an open adapter, a channel with send(value) and get(timeout_s), and the arguments. The test has
     the other end of the channel, and result(timeout_s). What the function prints is in the report of a test that fails.
@@ -225,7 +229,9 @@ def rdma_peer(request: pytest.FixtureRequest, rdma_adapter_name: str) -> Iterato
 
 @pytest.fixture
 def rdma_env(rdma_adapter_name: str) -> dict[str, str]:
-    """The environment in which a program in any language finds the same adapter, for subprocess.run(env=...). For one test."""
+    """The environment in which a program in any language finds the same adapter, for subprocess.run(env=...).
+    For one test.
+    """
     from ndpy.testing import session
 
     return session.environment(rdma_adapter_name)
@@ -236,8 +242,8 @@ def rdma_faults(request: pytest.FixtureRequest, rdma_adapter_name: str, rdma_env
     """`adapter = rdma_faults(Fault("status", operation="send", nth=3, status="RETRY_EXC_ERR"))` opens an adapter with
     faults of ndpy.faults, for one test.
 
-    Adapters that the process opens later have the faults too, on soft0 also those that were open before, and so have the
-    peers and programs that the test starts later. They end with the test. Its report says which faults fired, and
+    Adapters that the process opens later have the faults too, on soft0 also those that were open before, and so have
+    the peers and programs that the test starts later. They end with the test. Its report says which faults fired, and
     where. A test that ends well while one has never fired fails, unless allow_unfired=True was given.
     The engines of soft0 and softnd make the faults themselves, and for other adapters of Linux the shim does. Other
     adapters of Windows have none, and the test is skipped.

@@ -81,7 +81,9 @@ class BuildPackage(build_py):
 
 
 class BuildSoftverbs(Command):
-    """Builds softverbs' libraries by their own Makefile. For an editable installation they come into the source tree."""
+    """Builds softverbs' libraries by their own Makefile.
+    For an editable installation they come into the source tree.
+    """
 
     description = "build softverbs, the software adapter for Linux"
     user_options: ClassVar = [

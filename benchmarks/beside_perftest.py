@@ -9,8 +9,8 @@ The clock of the first VM counts instructions. It has one processor, so both sid
 measure how the kernel shares the processor out. perftest cannot sleep for writes. The second VM has two processors and
 the machine's clock.
 
-perftest connects with rdma_cm, which iWARP needs, and sends nothing inline, as `ndpy perf` does by default. With a depth
-of 16 it takes a completion for every 16 messages, so `ndpy perf` is told to do so too.
+perftest connects with rdma_cm, which iWARP needs, and sends nothing inline, as `ndpy perf` does by default. With a
+depth of 16 it takes a completion for every 16 messages, so `ndpy perf` is told to do so too.
 
 `ndpy perf --serve` is started once: while a machine with an instruction clock waits for files, its clock runs ahead.
 """

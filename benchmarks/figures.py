@@ -136,7 +136,9 @@ class Figures:
         return None if record is None else record["us"]
 
     def ratio(self, loop, who, against="C", reference=""):
-        """One program's figure divided by another's, of the same loop or of `reference`. None if one of them is absent."""
+        """One program's figure divided by another's, of the same loop or of `reference`.
+        None if one of them is absent.
+        """
         figure, divisor = self.us(loop, who), self.us(reference or loop, against)
         return None if figure is None or not divisor else figure / divisor
 

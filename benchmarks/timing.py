@@ -1,8 +1,8 @@
 """What the loops in Python share: sizes, memory, and how a loop is measured. loops.c does the same in C.
 
 A loop is the source of its body. It is compiled into a function whose local variables are the names that it uses, as in
-a program that cares about speed. So the measured time has no further call or lookup. Those of AS_MODULES are compiled as
-modules, as a short program is written: every name is looked up each time.
+a program that cares about speed. So the measured time has no further call or lookup. Those of AS_MODULES are compiled
+as modules, as a short program is written: every name is looked up each time.
 """
 
 import ctypes

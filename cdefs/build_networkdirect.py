@@ -51,7 +51,8 @@ def thunks(table: str) -> str:
         octets = ", ".join(f"0x{octet:02x}" for octet in uuid.UUID(identifier).bytes_le)
         entries.append(f'    {{"{name}", {{{octets}}}}},')
     return "\n".join(
-        [*parts, "static const struct {", "    const char *name;", "    unsigned char iid[16];", "} ndpy_interfaces[] = {",
+        [*parts, "static const struct {", "    const char *name;", "    unsigned char iid[16];",
+         "} ndpy_interfaces[] = {",
          *entries, "};"]
     )  # fmt: skip
 

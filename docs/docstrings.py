@@ -1,4 +1,6 @@
-"""Reads the docstrings of ndpy, and writes them for Sphinx. CONTRIBUTING.md and shared rules say how they are written."""
+"""Reads the docstrings of ndpy, and writes them for Sphinx.
+CONTRIBUTING.md and shared rules say how they are written.
+"""
 
 from __future__ import annotations
 

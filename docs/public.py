@@ -130,8 +130,8 @@ _PLAIN = re.compile(r"[A-Za-z]+")
 
 
 def inline(context: str) -> Callable[[str], str]:
-    """A function that marks names, links to those that are public, and escapes everything else. context: the public name
-    whose text it is.
+    """A function that marks names, links to those that are public, and escapes everything else. context: the public
+    name whose text it is.
     """
 
     def mark(text: str) -> str:
@@ -300,10 +300,14 @@ def _of_function_or_value(name: str, thing: Any) -> list[str]:
 
 #: What constants mean. They have no docstrings.
 VALUES = {
-    "ndpy.Buffer": "The type of the result of alloc(): Python's memoryview. It is writable, and keeps its memory mapped as "
-    "long as anything refers to it.",
-    "ndpy.MANAGER_QKEY": "The Q_Key of the connection manager, which queue pairs for datagrams have unless they are given "
-    "another one.\nSource: RDMA_UDP_QKEY, rdma_create_id(3).",
+    "ndpy.Buffer": (
+        "The type of the result of alloc(): Python's memoryview. It is writable, and keeps its memory mapped as "
+        "long as anything refers to it."
+    ),
+    "ndpy.MANAGER_QKEY": (
+        "The Q_Key of the connection manager, which queue pairs for datagrams have unless they are given "
+        "another one.\nSource: RDMA_UDP_QKEY, rdma_create_id(3)."
+    ),
 }
 
 

@@ -3,7 +3,8 @@
     python block_transfer.py server --blocks 4096 --size 4096
     python block_transfer.py client 192.0.2.1 --blocks 256 --count 10
 
-A server of a language model passes on keys and values like this: contiguous at one end, scattered in a pool at the other.
+A server of a language model passes on keys and values like this: contiguous at one end, scattered in a pool at the
+other.
 
     server  sends where its pool is and the size of a block
     client  asks for blocks, and the server answers with their numbers

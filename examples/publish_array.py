@@ -79,7 +79,9 @@ class Publisher:
                 last = number
 
     async def _begin_reading(self, last):
-        """Wait for a version after `last`. It stays as it is while there are readers. Returns None after the last one."""
+        """Wait for a version after `last`. It stays as it is while there are readers.
+        Returns None after the last one.
+        """
         await self._until(lambda: self.ended or self.number != last)
         if self.number == last:
             return None

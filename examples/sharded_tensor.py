@@ -5,8 +5,8 @@
     python sharded_tensor.py fetch 192.0.2.1 192.0.2.2
 
 The rows are dealt out: of N parts, part P has the rows P, P + N, P + 2 N, and so on. Each holder sends where its rows
-are. The fetcher reads each row into its place in the matrix, with one read_many() for each holder. The holders' programs
-do nothing meanwhile. Element (r, c) is r * columns + c, and the fetcher verifies that.
+are. The fetcher reads each row into its place in the matrix, with one read_many() for each holder. The holders'
+programs do nothing meanwhile. Element (r, c) is r * columns + c, and the fetcher verifies that.
 """
 
 import argparse

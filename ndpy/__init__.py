@@ -12,8 +12,10 @@ except ImportError as error:
         "ndpy works in the main interpreter only, because all of a process shares its adapters; use threads, or "
         "processes that are started by the 'spawn' method"
         if "subinterpreter" in str(error)
-        else f"ndpy's extension module is missing ({error}); install ndpy with pip, or run `python setup.py build_ext --inplace` "
-        "in a checkout"
+        else (
+            f"ndpy's extension module is missing ({error}); install ndpy with pip, or run `python setup.py build_ext "
+            "--inplace` in a checkout"
+        )
     ) from None
 
 from ndpy._core import Batch, CompletionArray

@@ -354,13 +354,16 @@ def _reason(number: int) -> str:
     if number in NO_DESCRIPTOR:
         return _no_descriptor(number)
     if number == _errno.ENOMEM:
-        return f"the adapter or the system has no memory left for it{_pinned()}; close what is not needed, or make it smaller"
+        return (
+            f"the adapter or the system has no memory left for it{_pinned()}; close what is not needed, or make it "
+            "smaller"
+        )
     if number == _errno.ENOBUFS:
         return "the system has no buffers left for it; close what is not needed, or try again later"
     if number == _errno.EPERM:
         return (
             f"{_os.strerror(number)}; look for a rule of the firewall, a seccomp profile or control group of the "
-            f"container, or a "
+            "container, or a "
             "capability that is missing"
         )
     return _os.strerror(number)

@@ -210,7 +210,9 @@ class Mdl(Uncopied):
 
 
 def _covering(mdl: Mdl, length: int) -> list[Mdl] | None:
-    """Return the MDLs with the first `length` bytes of a chain. None if the chain is shorter, or has a gap before that."""
+    """Return the MDLs with the first `length` bytes of a chain.
+    None if the chain is shorter, or has a gap before that.
+    """
     links = []
     start = mdl.virtual_address
     left = length
@@ -226,7 +228,9 @@ def _covering(mdl: Mdl, length: int) -> list[Mdl] | None:
 
 
 class _Request:
-    """One asynchronous request. Either the call that made it returns its status, or the callback gets it, never both."""
+    """One asynchronous request.
+    Either the call that made it returns its status, or the callback gets it, never both.
+    """
 
     def __init__(self, completion: RequestCompletion, context: Any) -> None:
         self._completion = completion

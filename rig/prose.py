@@ -1,8 +1,8 @@
 """Search what people read for signs of unnatural English.
 
-`python rig/prose.py [FILE…]` reads the pages, docstrings and messages of the repository, and ends with 1 if it finds a
-sign. A message is any string of a program with at least three words. rig/prose.txt has the signs. `--text` prints what
-would be searched instead.
+`python rig/prose.py [FILE…]` reads the pages, docstrings and messages of the repository, and ends with 1 if it finds
+a sign. A message is any string of a program with at least three words. rig/prose.txt has the signs. `--text` prints
+what would be searched instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _A_MESSAGE_HAS_WORDS = 3
 # Sentences go over lines, and paragraphs end with an empty one.
 _SPACE = r"(?:[ \t]+|[ \t]*\n[ \t]*)"
 _CODE_OF_PAGES = re.compile(
-    r"<!--.*?-->|^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,}).*?^(?P=indent)(?P=fence)[`~]*[ \t]*$|(?<=\n\n)(?: {4}[^\n]*\n+)+",
+    r"<!--.*?-->|^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,}).*?^(?P=indent)(?P=fence)[`~]*[ \t]*$|(?<=\n\n)(?:"
+    r" {4}[^\n]*\n+)+",
     re.DOTALL | re.MULTILINE,
 )
 _CODE_IN_A_SENTENCE = re.compile(r"(?P<quote>`+)[^`]+(?P=quote)")

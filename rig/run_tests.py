@@ -53,8 +53,8 @@ NOT_THERE = 3
 
 @dataclass(frozen=True)
 class Step:
-    """A command. If it is brief, only the end of its output is shown, or all of it if it fails. The exit status `allowed`
-    counts as success, like 0."""
+    """A command. If it is brief, only the end of its output is shown, or all of it if it fails. The exit status
+    `allowed` counts as success, like 0."""
 
     command: Iterable[str | Path]
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -180,7 +180,9 @@ def windows(version_1: str) -> Steps:
 
 
 def elsewhere(tests: str) -> str:
-    """The same for a working folder that is not the checkout, so that Python finds no other package than the one there."""
+    """The same for a working folder that is not the checkout, so that Python finds no other package than the one
+    there.
+    """
     return f"-c {ROOT}/pyproject.toml {tests.replace('tests/', f'{ROOT}/tests/')}"
 
 
@@ -244,8 +246,8 @@ def usual_or_full(usual: str, full: str) -> str:
 
 
 def without(modules: str) -> str:
-    """The contract without what the usual run leaves out on a driver, because it does not depend on it. soft0 has it all, and
-    rxe0 most of it.
+    """The contract without what the usual run leaves out on a driver, because it does not depend on it. soft0 has it
+    all, and rxe0 most of it.
     """
     left_out = () if STRESS else modules.split()
     return " ".join(("tests/contract", *(f"--ignore tests/contract/test_{module}.py" for module in left_out)))
@@ -298,7 +300,7 @@ VERSION_1 = usual_or_full(" ".join(f"tests/contract/test_{module}.py" for module
 # The runtime of ThreadSanitizer takes the pages that this test unmaps and wants back.
 NOT_UNDER_TSAN = """
     --deselect tests/contract/test_registration_cache_monitor.py::test_k_1_8_monitored_memory_in_use_is_detached_and_deregistered_on_release
-"""
+"""  # noqa: E501
 THREADS = """
     tests/unit/test_core.py tests/unit/test_core_locks.py tests/unit/test_core_regions.py tests/unit/test_lease.py
     tests/contract/test_several_threads.py tests/contract/test_registration_cache_threads.py

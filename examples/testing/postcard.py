@@ -129,7 +129,9 @@ def take_number(
     counter: ndpy.RemoteMemory,
     timeout_s: float = 10.0,
 ) -> int:
-    """A number that nobody else gets, from a counter in the peer's memory. It needs an adapter with atomic operations."""
+    """A number that nobody else gets, from a counter in the peer's memory.
+    It needs an adapter with atomic operations.
+    """
     queue_pair.fetch_and_add(result[:8], counter, 1)
     (completion,) = queue.wait(timeout_s)
     completion.raise_for_status()

@@ -310,7 +310,8 @@ class Connection(Uncopied):
     async def write_many(self, pairs: Iterable[tuple[RemoteMemory, Memory]]) -> None:
         """Write many pieces to the peer's memory. Return when the adapter no longer needs the data.
 
-        The pieces are checked and posted as by read_many(). They are written in their order, and arrive as write() says.
+        The pieces are checked and posted as by read_many(). They are written in their order, and arrive as write()
+        says.
 
         Parameters:
             pairs: (remote, data) of each piece, as for write().
@@ -473,5 +474,7 @@ class Connection(Uncopied):
         await self.close()
 
     def on_dropped(self) -> None:
-        """A coroutine that used the connection was dropped, see Finally. The connection ends. For the implementation."""
+        """A coroutine that used the connection was dropped, see Finally. The connection ends.
+        For the implementation.
+        """
         self._life.on_dropped()

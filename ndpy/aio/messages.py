@@ -31,7 +31,8 @@ class _Incoming:
     Attributes:
         place: how many messages came before it.
         slot: the number of its receive, which is posted again when the message has been taken. None for an offer.
-        contents: of a message that is not an offer. A view of its slot, or a copy when the slot belongs to somebody else.
+        contents: of a message that is not an offer. A view of its slot, or a copy when the slot belongs to somebody
+            else.
         withdrawn: whether the peer has asked for the answer without a reading.
     """
 
@@ -310,7 +311,9 @@ class Messages(Uncopied):
                 self._finish(self.inbox.pop(0))
 
     async def until_delivered(self) -> None:
-        """Wait until the peer's adapter has everything that was sent: then a request that is posted after it has succeeded."""
+        """Wait until the peer's adapter has everything that was sent: then a request that is posted after it has
+        succeeded.
+        """
         life, protocol = self.life, self.protocol
         while protocol is not None and protocol.has_waiting and life.alive and life.limited(None) != 0:
             slot_is_free: asyncio.Future[None] = life.loop.create_future()

@@ -368,7 +368,9 @@ class Transfers(Uncopied):
         return self._last
 
     async def delivered(self) -> asyncio.Future[Any] | None:
-        """Returns a future that ends when the peer's adapter has everything that was posted. None if there is no room."""
+        """Returns a future that ends when the peer's adapter has everything that was posted.
+        None if there is no room.
+        """
         if self._room.full:
             return None
         return await self.begin(self._channel.write_nothing)
@@ -436,8 +438,8 @@ class Transfers(Uncopied):
 
 
 def _forget_locals(error: BaseException) -> None:
-    """Clear the frames that an error has come through. An element in one keeps an export of the program's memory, for as
-    long as the program keeps the error.
+    """Clear the frames that an error has come through. An element in one keeps an export of the program's memory, for
+    as long as the program keeps the error.
     """
     cause: BaseException | None = error
     while cause is not None:

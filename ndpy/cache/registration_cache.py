@@ -626,7 +626,9 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
                 self._changed.wait()
 
     def _reap(self) -> None:
-        """Handle what callbacks and finalizers have marked. Other threads may not have finished what they took of it."""
+        """Handle what callbacks and finalizers have marked.
+        Other threads may not have finished what they took of it.
+        """
         reap = object()
         try:
             with self._changed:
@@ -655,7 +657,9 @@ class RegistrationCache(_core.LeaseFinder, AdapterObject):
         self._close(doomed)
 
     def _on_memory_changed(self) -> None:
-        """Drop the entries whose memory has changed. The adapter's thread calls this after the monitor has marked some."""
+        """Drop the entries whose memory has changed.
+        The adapter's thread calls this after the monitor has marked some.
+        """
         with self._changed:
             watched = [entry for entry in self._entries if entry.cached and entry.watch is not None]
             changed = [entry for entry in watched if self._monitor.changed(entry.watch)]

@@ -88,8 +88,8 @@ class Injection:
         return made
 
     def environment(self, former: Mapping[str, str] | None = None) -> dict[str, str]:
-        """An environment, by default that of this process, with the scenario. With "engine" soft0, and with "softnd" softnd
-        is the adapter of programs that have it.
+        """An environment, by default that of this process, with the scenario. With "engine" soft0, and with "softnd"
+        softnd is the adapter of programs that have it.
         """
         made = dict(os.environ if former is None else former)
         if self._executor == "softnd":

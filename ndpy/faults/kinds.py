@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: Who makes the faults of a scenario: the engine of soft0, the shim that is loaded over any adapter's libraries, or softnd,
-#: which is the same engine behind NetworkDirect.
+#: Who makes the faults of a scenario: the engine of soft0, the shim that is loaded over any adapter's libraries, or
+#: softnd, which is the same engine behind NetworkDirect.
 EXECUTORS = ("engine", "shim", "softnd")
 _VERBS = ("engine", "shim")
 #: Those for the programs of this system, the usual one first.
@@ -241,7 +241,8 @@ KINDS = (
     ),
     Kind(
         "call", "slow", "the call takes ms longer", "as after the call",
-        "siw_connect() of Linux opens a TCP connection inside rdma_connect(3); ibv_reg_mr(3) pins pages", values=("ms",),
+        "siw_connect() of Linux opens a TCP connection inside rdma_connect(3); ibv_reg_mr(3) pins pages",
+        values=("ms",),
     ),
     Kind(
         "call", "limit", "the call fails with ENOMEM if that many objects of its kind are there",
@@ -282,7 +283,8 @@ KINDS = (
     Kind(
         "message", "split", "the message arrives in pieces of the MTU, with a pause between them",
         "as usual; a program that looks into the memory before the completion sees a part",
-        "IBTA vol. 1, 9.5: the data is there at the completion, not before; ibv_query_qp_data_in_order(3)", refused=_NOT_THE_SHIM,
+        "IBTA vol. 1, 9.5: the data is there at the completion, not before; ibv_query_qp_data_in_order(3)",
+        refused=_NOT_THE_SHIM,
     ),
     Kind(
         "message", "corrupt", "one byte of the data is wrong", "as usual: no status shows it",
@@ -298,7 +300,8 @@ KINDS = (
     ),
     # ---- connections ----
     Kind(
-        "connection", "refuse", "nobody listens there", "the connection does not exist; its queue pair can be used again",
+        "connection", "refuse", "nobody listens there",
+        "the connection does not exist; its queue pair can be used again",
         "rdma_get_cm_event(3): RDMA_CM_EVENT_REJECTED with ECONNREFUSED (iWARP) or 8 (InfiniBand)",
     ),
     Kind(

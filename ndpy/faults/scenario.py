@@ -57,7 +57,8 @@ class Fault:
         every: at each one whose number is a multiple of this.
         probability: at some, from 0 to 1. The scenario's seed decides at which.
         after_ms, until_ms: only in this time, since the program has opened its first adapter.
-        times: at most this often; with nth, from that one on. Default: once with nth and for the adapter, else without end.
+        times: at most this often; with nth, from that one on. Default: once with nth and for the adapter, else without
+            end.
         errno, status, ms, limit, bytes, data: values of the kind.
     Raises:
         ScenarioError: a word that this kind does not have, that is missing, or that is out of its bounds.
@@ -391,8 +392,8 @@ def _not_hex(name: str, value: object) -> bytes:
 
 
 def _line_of(text: str, number: int, word: str) -> int:
-    """The line of a word in the file's fault of this number, from 0. The line of the fault if the word is not there. 0 if
-    faults are not written as blocks.
+    """The line of a word in the file's fault of this number, from 0. The line of the fault if the word is not there. 0
+    if faults are not written as blocks.
     """
     lines = text.splitlines()
     heads = [index for index, line in enumerate(lines) if re.match(r"\s*\[\[\s*fault\s*\]\]", line)]
@@ -410,5 +411,6 @@ def _toml() -> Any:
         return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     except ImportError:
         raise ScenarioError(
-            "to read TOML, this Python needs the package tomli: pip install 'ndpy[faults]'; Python 3.11 and later do not"
+            "to read TOML, this Python needs the package tomli: pip install 'ndpy[faults]'; Python 3.11 and later "
+            "do not"
         ) from None

@@ -18,7 +18,7 @@
 | `member.py` | what a rank does for rank 0 |
 | `compare.py` | which machines are unlike the majority |
 | `losses.py` | who alone counts lost and damaged packets |
-| `coordinator.py` | what rank 0 does: it gives out the work, collects results, and survives a rank that does not answer |
+| `coordinator.py` | what rank 0 does: it gives out work, collects results, and survives a rank that does not answer |
 | `prolog.py` | one machine against those of a former report |
 | `counting.py` | which counters grew in which round |
 | `report/` | the report as text, JSON, HTML, JUnit and OpenMetrics |

@@ -63,7 +63,10 @@ def topology_source(context: click.Context, parameter: click.Parameter, text: st
 @click.option(
     "--hosts",
     metavar="NODESET",
-    help='Start the ranks over ssh on these hosts, such as "n[1-8]". ClusterShell does it. This process measures nothing.',
+    help=(
+        'Start the ranks over ssh on these hosts, such as "n[1-8]". ClusterShell does it. This process measures '
+        "nothing."
+    ),
 )
 @click.option(
     "--program", default="ndpy", show_default=True, metavar="COMMAND", help="With --hosts: how ndpy is started there."
@@ -141,8 +144,8 @@ def command(
     --hosts it starts itself there over ssh. It measures with each ADAPTER of a machine, such as mlx5_0. Without one, it
     takes each that has an active port.
 
-    Rank 0 reports, or whoever gave --hosts. Its exit status is 0 if nobody is a suspect, 1 if somebody is or if something got worse than in the
-    baseline, 2 for wrong usage, and 130 after an interrupt.
+    Rank 0 reports, or whoever gave --hosts. Its exit status is 0 if nobody is a suspect, 1 if somebody is or if
+    something got worse than in the baseline, 2 for wrong usage, and 130 after an interrupt.
     """
     begin()
     if serving:

@@ -134,7 +134,8 @@ class Coordinator:
             if message["version"] != ndpy.__version__:
                 self._lose(
                     rank,
-                    f"it has ndpy {message['version'] or 'of no version'}, and the reporting one has {ndpy.__version__}",
+                    f"it has ndpy {message['version'] or 'of no version'}, and the reporting one has "
+                    f"{ndpy.__version__}",
                     "install the same ndpy on all machines",
                 )
             return None

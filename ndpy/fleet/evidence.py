@@ -1,9 +1,9 @@
 """The mathematics of `model.py`. It needs numpy.
 
-A result is taken as a product: log(value) = base + the effects of everything on its way + noise. The base belongs to the
-kind of path: the same leaf or another, the same rail or another. Almost all effects are zero, and the others are found
-one after the other: the thing that explains most is taken first, its effect is taken out of all its results, and the
-search goes on in the rest. So the partners of a slow node are not suspected for having met it.
+A result is taken as a product: log(value) = base + the effects of everything on its way + noise. The base belongs to
+the kind of path: the same leaf or another, the same rail or another. Almost all effects are zero, and the others are
+found one after the other: the thing that explains most is taken first, its effect is taken out of all its results, and
+the search goes on in the rest. So the partners of a slow node are not suspected for having met it.
 
 **How sure.** Noise has heavy tails and is skewed, so no normal distribution is assumed. The noise is what is seen
 outside of the thing in question, cut at CLIP scales. K(t) = log E exp(t x) is taken from that, with a few invented

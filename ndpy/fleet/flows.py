@@ -1,7 +1,7 @@
 """What a rank measures in a pattern: many ends write at the same time, to one of them or around a circle.
 
-An end that receives takes all connections first, and then tells all senders to begin. Sending and receiving have a thread
-each, because around a circle each end waits for the next one.
+An end that receives takes all connections first, and then tells all senders to begin. Sending and receiving have a
+thread each, because around a circle each end waits for the next one.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ A counter is looked at in two ways:
   the sender loses.
 
 The chance is that of Fisher's exact test: if the rounds with a loss fell anywhere, how often would the suspect
-have at least its number of them? It pays for each counter that grew, for both ways, and for each choice of suspects. Incast and
-all-at-once do not count: a healthy network may drop packets there.
+have at least its number of them? It pays for each counter that grew, for both ways, and for each choice of suspects.
+Incast and all-at-once do not count: a healthy network may drop packets there.
 """
 
 from __future__ import annotations

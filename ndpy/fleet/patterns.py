@@ -1,4 +1,6 @@
-"""Patterns after the pairs: many to one (incast), and all at once. By then the pairs have shown who is slow with one partner."""
+"""Patterns after the pairs: many to one (incast), and all at once.
+By then the pairs have shown who is slow with one partner.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ class End:
         rank: the rank of the process that measures it.
         node: the name of the machine.
         adapter: the adapter's name, "" if the rank has none.
-        groups: what it shares with others, such as "leaf l3" and "rail 0", from the topology; the node is not among them.
+        groups: what it shares with others, such as "leaf l3" and "rail 0", from the topology; the node is not among
+            them.
     """
 
     rank: int
@@ -113,9 +114,11 @@ class Machine:
     Attributes:
         node: its name.
         ranks: the ranks that run on it.
-        facts: what is compared with the majority, by name, such as "mlx5_0 firmware": "22.38.1002", "mlx5_0 MTU": "4096".
+        facts: what is compared with the majority, by name, such as "mlx5_0 firmware": "22.38.1002", "mlx5_0 MTU":
+            "4096".
         findings: of `ndpy doctor`: check, verdict, text and remedy.
-        counters: what the counters of errors, retransmissions, pauses, ECN and discards grew by during the run, by name.
+        counters: what the counters of errors, retransmissions, pauses, ECN and discards grew by during the run, by
+            name.
         counter_rounds: the same for each round in which one grew: by name, then by the round's number as a string.
     """
 

@@ -2,10 +2,11 @@
 
 Every round measures all ends at once, each with one partner. If a full mesh fits into the rounds, its rounds are taken,
 over and over. Otherwise the first rounds are drawn by lot. Then those that look slow get partners that look good, in
-other leafs, and never the same one twice while there are others. So the results of a suspect speak of the suspect alone.
-Every fourth round keeps to the leafs, which tells a leaf's uplinks from the leaf.
+other leafs, and never the same one twice while there are others. So the results of a suspect speak of the suspect
+alone. Every fourth round keeps to the leafs, which tells a leaf's uplinks from the leaf.
 
-The search ends when each end is named or cleared and none is doubted, or when no rounds are left. numpy is needed from the first round on.
+The search ends when each end is named or cleared and none is doubted, or when no rounds are left. numpy is needed from
+the first round on.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class Search:
         self._away.update(places)
 
     def doubt(self, places: Iterable[int]) -> None:
-        """Go on while there are rounds: something else than the results speaks against these ends. Replaces those of before."""
+        """Go on while there are rounds: something else than the results speaks against these ends.
+        Replaces those of before.
+        """
         self._doubted = frozenset(places)
 
     def next_round(self) -> Round | None:

@@ -72,7 +72,9 @@ class Family:
     by_unit = property(lambda self: self.mode in (Mode.ALL, Mode.ACROSS))
 
     def rows(self, data: Observations) -> tuple[Ints, Ints]:
-        """(row, label) of each result that belongs to a thing. Rows are units, or results where the direction counts."""
+        """(row, label) of each result that belongs to a thing.
+        Rows are units, or results where the direction counts.
+        """
         if self.mode is Mode.SENDS or self.mode is Mode.RECEIVES:
             labels = self.label[data.source if self.mode is Mode.SENDS else data.target]
             rows = np.arange(len(labels))

@@ -137,7 +137,8 @@ class _Members:
             if before[0] != group:
                 name = f"{node}/{adapter}" if adapter else node
                 raise TopologyError(
-                    f"{self.path}:{line}: {name} is in {group}, and in {before[0]} by line {before[1]}. Remove it from one."
+                    f"{self.path}:{line}: {name} is in {group}, and in {before[0]} by line {before[1]}. Remove it from "
+                    "one."
                 )
             if group not in self.groups.setdefault((node, adapter), []):
                 self.groups[node, adapter].append(group)
@@ -162,7 +163,8 @@ def _read_toml(path: str, text: str) -> Topology:
     for kind, table in tables.items():
         if not isinstance(table, dict) or " " in kind:
             raise TopologyError(
-                f'{path}:{_line(text, "", kind)}: {kind!r:.40} is not a table of groups such as [leaf] with l1 = "n[1-32]"'
+                f"{path}:{_line(text, '', kind)}: {kind!r:.40} is not a table of groups such as [leaf] with l1 = "
+                '"n[1-32]"'
             )
         for name, values in table.items():
             line = _line(text, kind, name)

@@ -414,7 +414,9 @@ class CompletionQueue(_core.CompletionQueue, AdapterObject, CompletionQueueSteps
             pending.fail(failure())
 
     def _notify_of_stored(self) -> bool:
-        """Whether a stored completion has not ended a notification yet. From now on all stored ones count as notified."""
+        """Whether a stored completion has not ended a notification yet.
+        From now on all stored ones count as notified.
+        """
         last = self._taken + self._undelivered()
         if last <= max(self._notified, self._taken):
             return False

@@ -349,7 +349,9 @@ class ConnectionLife(AdapterObject, ConnectorSteps):
 
 
 def resolve_name(reference: weakref.ref[ConnectionLife], pending: Pending[None], host: str, port: int) -> None:
-    """Resolve the name of a connect(), in a thread of its own. A program that drops its connector gives the attempt up."""
+    """Resolve the name of a connect(), in a thread of its own.
+    A program that drops its connector gives the attempt up.
+    """
     found: list[tuple[int, tuple[Any, ...]]] = []
     error: errors.NdpyError | None = None
     try:

@@ -32,7 +32,8 @@ class RetryPolicy:
     """How often this side's adapter tries again before a message counts as lost, for connect() and accept().
 
     The policy holds for messages that this side sends. The peer chooses its own policy for messages that it sends. Only
-    min_rnr_timer concerns messages that this side receives. A field that is None keeps the value that a connection has without a policy.
+    min_rnr_timer concerns messages that this side receives. A field that is None keeps the value that a connection has
+    without a policy.
 
     Only adapters with RETRY_POLICY in info.capabilities have a policy: iWARP leaves retries to TCP, and NetworkDirect
     leaves them to its provider.

@@ -55,8 +55,10 @@ _REMEDIES = {
     "CUDA_ERROR_INVALID_HANDLE": "the array's stream has been destroyed",
     "CUDA_ERROR_ILLEGAL_ADDRESS": "a kernel of this program has failed before, so the context cannot be used",
     "CUDA_ERROR_NOT_PERMITTED": "the stream is being captured into a graph; register the memory before or afterwards",
-    "CUDA_ERROR_NOT_SUPPORTED": "a dma-buf of a device needs CUDA 11.7 and NVIDIA's open kernel modules; otherwise load "
-    "the module nvidia_peermem",
+    "CUDA_ERROR_NOT_SUPPORTED": (
+        "a dma-buf of a device needs CUDA 11.7 and NVIDIA's open kernel modules; otherwise load "
+        "the module nvidia_peermem"
+    ),
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the driver's library and its kernel module are of different versions",
 }
 
@@ -71,7 +73,7 @@ class _Driver:
         except (OSError, AttributeError) as error:
             raise errors.UnsupportedError(
                 f"memory of a CUDA device needs the driver's library, and {path} cannot be used: {error}; install the "
-                f"driver (11.7 or later), set NDPY_LIBCUDA, or copy the array to the host's memory",
+                "driver (11.7 or later), set NDPY_LIBCUDA, or copy the array to the host's memory",
                 operation="register",
                 problem=PROBLEM,
             ) from None

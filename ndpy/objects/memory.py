@@ -372,8 +372,8 @@ class MemoryRegion(_core.MemoryRegion, AdapterObject, RegionSteps):
         return [binding for reference in list(self._bindings) if (binding := reference()) is not None]
 
     def _refuse_if_used(self) -> None:
-        # The garbage collector clears the reference to a binding before the window and the queue pair have had their turn
-        # to be closed, which ends the binding.
+        # The garbage collector clears the reference to a binding before the window and the queue pair have had their
+        # turn to be closed, which ends the binding.
         if self._bindings:
             windows = [binding.window._describe() for binding in self._live_bindings()] or ["a window that was dropped"]
             raise busy(self, [f"{window} bound to it" for window in windows])
@@ -571,8 +571,8 @@ def plain_view(buffer: Any) -> memoryview:
 
     Raises:
         TypeError: it is neither a buffer nor an array.
-        InvalidBufferError: its bytes have gaps or another order, or are addresses of Python objects. Or it does not give
-            its memory.
+        InvalidBufferError: its bytes have gaps or another order, or are addresses of Python objects. Or it does not
+            give its memory.
     """
     view = view_or_memory(buffer)
     if isinstance(view, ArrayMemory):

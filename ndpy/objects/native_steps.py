@@ -297,7 +297,9 @@ class CompletionQueueSteps(abc.ABC):
 
     @abc.abstractmethod
     def _native_arm(self, kind: Notify, pending: Pending[None]) -> bool:
-        """Ask for a notification that ends this Pending. Returns whether there are completions already. Under the lock."""
+        """Ask for a notification that ends this Pending. Returns whether there are completions already.
+        Under the lock.
+        """
 
     @abc.abstractmethod
     def _native_rearm(self) -> list[Pending[None]]:
@@ -441,7 +443,9 @@ class ListenerSteps(abc.ABC):
 
 
 class PollerSteps:
-    """The steps of a poller. Not abstract, because type checkers would refuse `Poller()`, which makes the platform's class."""
+    """The steps of a poller.
+    Not abstract, because type checkers would refuse `Poller()`, which makes the platform's class.
+    """
 
     __slots__ = ()
 
@@ -595,7 +599,9 @@ class QueuePairSteps(abc.ABC):
 
     @abc.abstractmethod
     def _native_post_invalidate(self, window: MemoryWindow, binding: Binding | None, context: int, flags: int) -> int:
-        """Post an invalidate. binding is None if the window is not bound here. Returns as ndpy_post_invalidate() does."""
+        """Post an invalidate. binding is None if the window is not bound here.
+        Returns as ndpy_post_invalidate() does.
+        """
 
     @abc.abstractmethod
     def _explain(self, status: Status, native_status: int = 0) -> str:

@@ -204,7 +204,9 @@ class QueuePair(QueuePairConnection):
             pause = min(2 * pause + 0.0002, 0.02)
 
     def _post_marker(self) -> bool:
-        """Post a request behind silent ones, if there are any and there is a slot. Its end shows that they have ended."""
+        """Post a request behind silent ones, if there are any and there is a slot.
+        Its end shows that they have ended.
+        """
         self._posted_requests.initiator.append(None)
         if self._native_post_marker(self._rings):
             return True

@@ -226,7 +226,9 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
             connector._on_failed_completion()
 
     def _wake_queues(self) -> None:
-        """Wake everyone who waits for the completion queues. Completions came without an event, or no more will come."""
+        """Wake everyone who waits for the completion queues.
+        Completions came without an event, or no more will come.
+        """
         for queue in set(self._completion_queues):
             queue._wake_all()
 
@@ -245,7 +247,8 @@ class QueuePairConnection(WorkQueues, QueuePairSteps):
     ) -> Endpoint:
         """This side's part of a connection without a connection manager. The other side gives it to connect_endpoint().
 
-        Later calls return the same endpoint, since the peer may have it already. Only the values that the arguments give change.
+        Later calls return the same endpoint, since the peer may have it already. Only the values that the arguments
+        give change.
 
         Parameters:
             gid_index: the GID to use, as ibv_rc_pingpong's -g. None chooses by rank: RoCE v2 before v1, routable before

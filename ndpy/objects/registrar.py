@@ -97,8 +97,8 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
     def _require_devices(self, memory: ArrayMemory) -> None:
         if not self._takes_devices:
             raise errors.UnsupportedError(
-                f"{self.info.name} ({self.info.driver}) takes no memory of {memory.device}; copy the array to the host's "
-                f"memory",
+                f"{self.info.name} ({self.info.driver}) takes no memory of {memory.device}; copy the array to the "
+                "host's memory",
                 operation="register",
                 problem=cuda.PROBLEM,
             )
@@ -114,7 +114,7 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
         if length > self.info.max_registration_size:
             raise errors.LimitExceededError(
                 f"{length} bytes are more than the {self.info.max_registration_size} that {self.info.name} registers "
-                f"at once"
+                "at once"
             )
         return owner, buffer, address, length, access
 
@@ -124,7 +124,7 @@ class Registrar(_core.Adapter, Resource, AdapterSteps):
             bits = operator.index(access)
         except TypeError:
             raise TypeError(
-                f"access is a combination of Access flags, such as Access.LOCAL_WRITE | Access.REMOTE_READ, not "
+                "access is a combination of Access flags, such as Access.LOCAL_WRITE | Access.REMOTE_READ, not "
                 f"{access!r:.80}"
             ) from None
         if bits & _NO_ACCESS:

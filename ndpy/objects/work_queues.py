@@ -46,8 +46,10 @@ UNSUPPORTED, NOT_ATOMIC, UNALIGNED, NOT_WRITABLE = range(-10, -14, -1)
 _DOES = {
     QueuePairType.UC: "sends and writes only",
     QueuePairType.UD: "sends datagrams only",
-    QueuePairType.XRC_SEND: "sends to a shared receive queue that it names, by send_to() and write_to(); it also reads, writes and "
-    "does atomic operations; it receives nothing",
+    QueuePairType.XRC_SEND: (
+        "sends to a shared receive queue that it names, by send_to() and write_to(); it also reads, writes and "
+        "does atomic operations; it receives nothing"
+    ),
     QueuePairType.XRC_RECV: "posts no requests; receives are those of its domain's shared receive queues",
 }
 # What an adapter without these is told about.
@@ -56,8 +58,9 @@ _LACKS = {
     Capability.ATOMIC_WRITE: "has no atomic writes",
     Capability.FLUSH: "cannot flush memory of its peer; a read of the last byte comes after all writes",
     Capability.IMMEDIATE_DATA: "has no immediate data; put the number into a message",
-    Capability.SEND_INVALIDATE: "cannot invalidate a peer's window with a message; use send(), and let the peer call invalidate() "
-    "itself",
+    Capability.SEND_INVALIDATE: (
+        "cannot invalidate a peer's window with a message; use send(), and let the peer call invalidate() itself"
+    ),
 }
 _ATOMIC_SIZE = 8
 #: The immediate data and both operands of a request that has none.
@@ -69,7 +72,9 @@ _INLINE = int(Flags.INLINE)
 
 
 def is_writable(local: Any) -> bool:
-    """Whether all of these elements may be written to. Not every provider says that a request failed for this reason."""
+    """Whether all of these elements may be written to.
+    Not every provider says that a request failed for this reason.
+    """
     if type(local) is Sge:
         return bool(local.region._writable)
     for element in flatten(local):
@@ -262,12 +267,13 @@ class PostingQueue(_core.PostingQueue, AdapterObject):
             )
         if refused == TOO_MANY_ELEMENTS:
             return errors.LimitExceededError(
-                f"{name}: {len(elements)} elements are more than the {self._most_elements(operation)} that this queue was "
-                "created for"
+                f"{name}: {len(elements)} elements are more than the {self._most_elements(operation)} that this queue "
+                "was created for"
             )
         if refused == TOO_LONG:
             return errors.LimitExceededError(
-                f"{name}: {total_length(elements)} bytes are more than the {self._max_length} that the adapter moves at once"
+                f"{name}: {total_length(elements)} bytes are more than the {self._max_length} that the adapter moves "
+                "at once"
             )
         if refused == BAD_TOKEN:
             tokens = [element.token for element in elements if isinstance(element, Sge)]
@@ -444,24 +450,25 @@ class WorkQueues(_core.WorkQueues, PostingQueue):
             )
         if refused == TOO_MANY_ELEMENTS and operation == READ and limit < self.limits.max_initiator_sge:
             return errors.LimitExceededError(
-                f"{name}: {len(elements)} elements are more than the {limit} that {self._adapter.info.name} reads into at "
-                "once (info.max_read_sge); post a read for each part"
+                f"{name}: {len(elements)} elements are more than the {limit} that {self._adapter.info.name} reads into "
+                "at once (info.max_read_sge); post a read for each part"
             )
         if refused == INLINE_TOO_LONG:
             return errors.LimitExceededError(
-                f"{name}: {total_length(elements)} bytes are more than the {self.limits.inline_data_size} that this queue pair sends inline "
-                "(inline_data_size of create_queue_pair)"
+                f"{name}: {total_length(elements)} bytes are more than the {self.limits.inline_data_size} that this "
+                "queue pair sends inline (inline_data_size of create_queue_pair)"
             )
         if refused == NO_READS:
             return errors.LimitExceededError(
                 f"{name}: the connection was made with an outbound read limit of 0; the two sides' read limits decide "
-                f"it"
+                "it"
             )
         if refused == UNSUPPORTED:
             return self._unsupported(operation)
         if refused == NOT_ATOMIC:
             return errors.ElementRangeError(
-                f"{name}: an atomic operation has one element of 8 bytes, not {len(elements)} of {total_length(elements)} bytes"
+                f"{name}: an atomic operation has one element of 8 bytes, not {len(elements)} of "
+                f"{total_length(elements)} bytes"
             )
         if refused == UNALIGNED:
             return errors.ElementRangeError(f"{name}: the address of the peer's memory is not a multiple of 8")

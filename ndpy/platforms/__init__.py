@@ -103,7 +103,9 @@ def unlisted(infos: list[AdapterInfo]) -> list[str]:
 
 @contextlib.contextmanager
 def asking_for(which: str | None) -> Iterator[None]:
-    """Let NDPY_ADAPTER name this adapter meanwhile, so that list_adapters() has it although it is listed only by name."""
+    """Let NDPY_ADAPTER name this adapter meanwhile, so that list_adapters() has it although it is listed only by
+    name.
+    """
     if which is None or sys.platform != "linux" or not implementation().is_listed_by_name_only(which):
         yield
         return

@@ -10,9 +10,9 @@ A test that takes the fixture `rdma_adapter` runs on any machine:
         assert server.memory.buffer[:5] == b"hello"
 
 `pytest --rdma soft|here|vm|none` says where the adapter comes from. `soft` is the default: soft0 on Linux, softnd under
-Windows. `pytest --fixtures -v` describes the fixtures, and `pytest --markers` the marker `rdma`. After a test that uses an
-adapter, nothing that it has opened may be open: no object of ndpy, descriptor, thread or task. The report says where a
-leaked object was made. Without a fixture, a marker or the option, the plugin imports nothing and checks nothing.
+Windows. `pytest --fixtures -v` describes the fixtures, and `pytest --markers` the marker `rdma`. After a test that uses
+an adapter, nothing that it has opened may be open: no object of ndpy, descriptor, thread or task. The report says where
+a leaked object was made. Without a fixture, a marker or the option, the plugin imports nothing and checks nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a test leaves behind: objects of ndpy that are open, descriptors, threads and tasks, exceptions that nobody could
-catch, and bugs that the kernel's log reports.
+"""What a test leaves behind: objects of ndpy that are open, descriptors, threads and tasks, exceptions that nobody
+could catch, and bugs that the kernel's log reports.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _kept_open: set[int] = set()
 
 @contextlib.contextmanager
 def closing(thing: R) -> Iterator[R]:
-    """Close an object at the end of a test. If the test has left something open in it, Watch reports that, not this, and
-    closes both.
+    """Close an object at the end of a test. If the test has left something open in it, Watch reports that, not this,
+    and closes both.
     """
     try:
         yield thing

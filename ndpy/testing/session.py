@@ -24,7 +24,9 @@ def where(config: pytest.Config) -> str:
 
 @contextlib.contextmanager
 def adapter_name(config: pytest.Config) -> Iterator[str]:
-    """The name of the session's adapter, which ndpy.list_adapters() lists meanwhile. One that is absent is a failure."""
+    """The name of the session's adapter, which ndpy.list_adapters() lists meanwhile.
+    One that is absent is a failure.
+    """
     name = _find(config).name
     with platforms.asking_for(name):
         yield name

@@ -1,4 +1,6 @@
-"""What a command does when standard output cannot be written: a full disk, a quota, a reader who has closed the pipe."""
+"""What a command does when standard output cannot be written: a full disk, a quota, a reader who has closed the
+pipe.
+"""
 
 from __future__ import annotations
 

@@ -12,12 +12,14 @@ UNITS_OF_4_BYTES = frozenset({"port_xmit_data", "port_rcv_data"})
 
 # Parts of the names that the kernel's drivers give to counters of what should not happen.
 _ERRORS = re.compile(
-    r"(?<![a-z])err|drop|discard|duplicate|out_of_(?:seq|buffer)|timeout|retrans|downed|overrun|nak|cnp|ecn_mark|recover|integrity"
+    r"(?<![a-z])err|drop|discard|duplicate|out_of_(?:seq|buffer)|timeout|retrans|downed|overrun|nak|cnp|ecn_mark"
+    r"|recover|integrity"
 )
 
 # Those of lost, damaged and repeated packets.
 _LOSSES = re.compile(
-    r"seq_err|sequence|out_of_seq|oos_|retrans|retry|retries|timeout|discard|drop|duplicate|dup_req|missing_resp|implied_nak"
+    r"seq_err|sequence|out_of_seq|oos_|retrans|retry|retries|timeout|discard|drop|duplicate|dup_req|missing_resp"
+    r"|implied_nak"
     r"|symbol|crc|downed|error_recovery|integrity|overrun|rcv_err|send_err|constraint"
 )
 # They have such words too, and a healthy adapter counts them: its receiver had no buffer, or a switch was busy.
@@ -25,7 +27,9 @@ _NO_LOSSES = re.compile(r"rnr|out_of_buffer|no_buffer|pause|pfc|ecn|cnp|vl15|slo
 
 
 def is_error(name: str) -> bool:
-    """Whether a counter counts what should not happen, such as lost packets. The driver decides what its counters mean."""
+    """Whether a counter counts what should not happen, such as lost packets.
+    The driver decides what its counters mean.
+    """
     return _ERRORS.search(name.lower()) is not None
 
 

@@ -246,11 +246,11 @@ class Status(NamedInt):
 
 
 class CompletionDetails(enum.Flag):
-    """What each completion of a queue brings in addition, if the queue is made for it. The completion of a failed request
-    brings nothing in addition.
+    """What each completion of a queue brings in addition, if the queue is made for it. The completion of a failed
+    request brings nothing in addition.
 
-    ndpy's tests of timestamps and flow tags ran against a stand-in for a driver only, because no adapter in software has
-    them.
+    ndpy's tests of timestamps and flow tags ran against a stand-in for a driver only, because no adapter in software
+    has them.
 
     Names:
         NONE: nothing in addition.

@@ -13,12 +13,18 @@ logging.getLogger("ndpy").addHandler(logging.NullHandler())
 
 #: The name of each logger, and what it says.
 LOGGERS = {
-    "ndpy.adapters": "which RDMA libraries and providers were loaded; adapters that open, close or go away; their events",
-    "ndpy.connections": "each change of a connector's state, and why; the address of a name that is tried next; "
-    "listeners, and the requests that they refuse; requests that failed, except cancelled ones; connections that are made from "
-    "endpoints",
-    "ndpy.cache": "each registration of a cache, the ranges that a registration takes in, evictions, invalidations, and "
-    "registrations that were tried again",
+    "ndpy.adapters": (
+        "which RDMA libraries and providers were loaded; adapters that open, close or go away; their events"
+    ),
+    "ndpy.connections": (
+        "each change of a connector's state, and why; the address of a name that is tried next; listeners, and the "
+        "requests that they refuse; requests that failed, except cancelled ones; connections that are made from "
+        "endpoints"
+    ),
+    "ndpy.cache": (
+        "each registration of a cache, the ranges that a registration takes in, evictions, invalidations, and "
+        "registrations that were tried again"
+    ),
     "ndpy.aio": "clients that a server refused or lost, and the next address of a name; the state of each connection",
 }
 

@@ -338,16 +338,16 @@ class Quirk(enum.Enum):
     )
 
     SIW_RESIZES_NO_QUEUE = _siw(
-        "siw cannot resize a completion queue. With the shim of `ndpy faults`, a queue needs room for the silent requests "
-        "too",
+        "siw cannot resize a completion queue. With the shim of `ndpy faults`, a queue needs room for the silent "
+        "requests too",
         "Linux drivers/infiniband/sw/siw/siw_main.c, siw_device_ops: no resize_cq; seen on 6.1",
         workaround="ndpy does not claim Capability.RESIZE_COMPLETION_QUEUE",
     )
 
     SIW_SPLITS_SILENT_MESSAGES = _siw(
         "siw sends a silent message of a page or more without copying it, in three TCP segments instead of one",
-        "Linux drivers/infiniband/sw/siw/siw_qp_tx.c, siw_qp_prepare_tx(): use_sendpage from SENDPAGE_THRESH on, if the "
-        "request is not signalled; seen on 6.1",
+        "Linux drivers/infiniband/sw/siw/siw_qp_tx.c, siw_qp_prepare_tx(): use_sendpage from SENDPAGE_THRESH on, if "
+        "the request is not signalled; seen on 6.1",
         workaround="`ndpy perf send_lat` asks for a completion of each message of that size",
     )
 
@@ -399,8 +399,10 @@ class Quirk(enum.Enum):
         "Linux drivers/infiniband/core/iwcm.c, destroy_cm_id(): it waits for connect_wait, which siw_cm.c wakes after "
         "MPAREP_TIMEOUT; siw_verbs.c, siw_destroy_qp(): it waits for qp_free, and iw_cm_connect() has a reference; "
         "seen on 6.1",
-        workaround="ndpy calls rdma_destroy_id() in a thread of its own, and ndpy.aio goes on to the next address meanwhile. Closing "
-        "the queue pair waits",
+        workaround=(
+            "ndpy calls rdma_destroy_id() in a thread of its own, and ndpy.aio goes on to the next address meanwhile. "
+            "Closing the queue pair waits"
+        ),
     )
     IWARP_NO_ACKNOWLEDGEMENT = _iwarp(
         "iWARP acknowledges no write and no send: they complete when TCP has them, before the peer has judged them",

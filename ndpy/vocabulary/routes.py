@@ -1,4 +1,6 @@
-"""The way to a destination: from which address of the adapter, and by which interface. The system's routes decide it."""
+"""The way to a destination: from which address of the adapter, and by which interface.
+The system's routes decide it.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,9 @@ async def test_long_messages_at_once_keep_to_the_smaller_number_of_offers(connec
 
 @pytest.mark.parametrize("with_windows", [(False, True), (True, False)])
 async def test_a_peer_that_wants_no_invalidation_gets_none(connected, adapter, monkeypatch, with_windows):
-    """One end exposes memory behind windows, which the other may invalidate. The other exposes regions, and they stay."""
+    """One end exposes memory behind windows, which the other may invalidate.
+    The other exposes regions, and they stay.
+    """
     capability = ndpy.Capability
     require(adapter, capability.MEMORY_WINDOWS, capability.SEND_INVALIDATE, capability.REGION_ACCESS)
     ends = iter(with_windows)

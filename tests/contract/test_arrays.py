@@ -1,4 +1,6 @@
-"""Arrays of any library are registered, sent, received into, read and written: their bytes, in their order, or an error."""
+"""Arrays of any library are registered, sent, received into, read and written: their bytes, in their order, or an
+error.
+"""
 
 from __future__ import annotations
 

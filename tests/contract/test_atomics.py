@@ -114,7 +114,9 @@ def test_silent_operations_leave_no_completion(ends, counter, former):
 
 
 def _add_if_room(ends, result, counter, **options):
-    """Post the operation, and return True. Silent ones that have ended make room, and the program sees nothing of them."""
+    """Post the operation, and return True.
+    Silent ones that have ended make room, and the program sees nothing of them.
+    """
     assert ends.client.cq.poll() == []
     try:
         ends.client.queue_pair.fetch_and_add(result, counter.remote(8), 1, **options)

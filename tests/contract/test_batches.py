@@ -34,7 +34,9 @@ COUNT = 8
 
 
 def poll_until(cq, completions, wanted=1):
-    """Poll into an array until that many completions came at once, or came one after the other. Returns their contexts."""
+    """Poll into an array until that many completions came at once, or came one after the other.
+    Returns their contexts.
+    """
     found = []
 
     def look():

@@ -132,7 +132,8 @@ async def main():
     cuda = FakeCuda(Path(sys.argv[2]))
     cuda.settings.export_error = 801
     async with aio.connect((sys.argv[3], int(sys.argv[4])), adapter=sys.argv[5]) as connection:
-        with connection.adapter.register(CudaArray(cuda.address, SIZE), Access.LOCAL_WRITE | Access.READ_SINK) as region:
+        memory = CudaArray(cuda.address, SIZE)
+        with connection.adapter.register(memory, Access.LOCAL_WRITE | Access.READ_SINK) as region:
             remote = ndpy.RemoteMemory.from_bytes(await connection.receive())
             await connection.read(remote, region)
             cuda.view[:] = bytes(cuda.view)[::-1]

@@ -18,8 +18,8 @@ from ndpy.objects.memory import address_of
 LENGTHS = pytest.mark.parametrize("length", [SHORT, LONG])
 # Word for word, because programs meet it in every call.
 CONTIGUOUS = re.escape(
-    "is not C-contiguous: its bytes have gaps, or another order than its elements; "
-    "give a contiguous copy (numpy.ascontiguousarray(), tensor.contiguous(), bytes()), or fill contiguous memory and copy from that"
+    "is not C-contiguous: its bytes have gaps, or another order than its elements; give a contiguous copy "
+    "(numpy.ascontiguousarray(), tensor.contiguous(), bytes()), or fill contiguous memory and copy from that"
 )
 OBJECTS = "holds Python objects, so its bytes are addresses"
 

@@ -89,8 +89,7 @@ def test_the_example_of_the_documentation(session):
 
 
 def test_the_fixtures_work_and_leave_nothing(session):
-    result = session(
-        """
+    result = session("""
         import asyncio, subprocess, sys
 
         from ndpy import aio
@@ -120,13 +119,12 @@ def test_the_fixtures_work_and_leave_nothing(session):
 
         def test_a_program_finds_the_adapter(rdma_env, rdma_adapter_name):
             code = "import ndpy; print([info.name for info in ndpy.list_adapters()])"
-            done = subprocess.run([sys.executable, "-c", code], env=rdma_env, capture_output=True, text=True, check=True)
-            assert rdma_adapter_name in done.stdout
+            done = subprocess.run([sys.executable, "-c", code], env=rdma_env, stdout=subprocess.PIPE, check=True)
+            assert rdma_adapter_name.encode() in done.stdout
 
         def test_one_adapter(rdma_adapter, rdma_adapter_name):
             assert rdma_adapter.info.name == rdma_adapter_name
-        """
-    )
+        """)
     result.assert_outcomes(passed=5)
 
 
@@ -139,8 +137,7 @@ def test_the_checks_of_smoke_are_tests(session):
 
 def test_what_is_left_open_fails_its_test_and_no_other(session, pytester):
     # Nothing ends by itself here.
-    pytester.makeconftest(
-        """
+    pytester.makeconftest("""
         from ndpy.testing import leaks
 
         class Log:
@@ -151,10 +148,8 @@ def test_what_is_left_open_fails_its_test_and_no_other(session, pytester):
 
         leaks._GRACE_S = 0.1
         leaks._kernel_log = Log
-        """
-    )
-    result = session(
-        """
+        """)
+    result = session("""
         import asyncio, os, threading, time
 
         from ndpy.tools.machines.kernel_log import Record
@@ -189,8 +184,7 @@ def test_what_is_left_open_fails_its_test_and_no_other(session, pytester):
 
         def test_that_uses_no_adapter():
             kept.append(open(__file__))
-        """
-    )
+        """)
     files = sys.platform == "linux"
     result.assert_outcomes(passed=8, errors=5 + 2 * files)
     result.stdout.fnmatch_lines(
@@ -248,8 +242,7 @@ def test_what_a_test_drops_fails_it_if_warnings_are_errors(session):
 
 @slow_on_windows
 def test_an_exception_that_nobody_can_catch_fails_its_test(session):
-    result = session(
-        """
+    result = session("""
         import warnings
 
         class Careless:
@@ -267,8 +260,7 @@ def test_an_exception_that_nobody_can_catch_fails_its_test(session):
 
         def test_nothing(rdma_adapter):
             pass
-        """
-    )
+        """)
     result.assert_outcomes(passed=3, errors=2)
     result.stdout.fnmatch_lines(["exception that nobody could catch, in *Careless*", "*ValueError: in a finalizer"])
     result.stdout.fnmatch_lines(
@@ -338,8 +330,7 @@ def test_a_peer_is_another_process_whose_failure_is_the_tests(session):
 def test_a_peer_that_starts_slowly_is_waited_for(session, pytester):
     limit_s = patient(0.5)
     pytester.makeconftest(f"from ndpy.testing import peers\n\npeers._GRACE_S = {limit_s}")
-    result = session(
-        f"""
+    result = session(f"""
         import sys, time
 
         # The process of the function imports this too.
@@ -357,8 +348,7 @@ def test_a_peer_that_starts_slowly_is_waited_for(session, pytester):
 
         def test_result(rdma_peer):
             rdma_peer(say).result({limit_s})
-        """
-    )
+        """)
     result.assert_outcomes(passed=3)
 
 

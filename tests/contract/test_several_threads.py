@@ -110,7 +110,9 @@ def test_threads_post_one_batch_to_one_queue_pair_and_change_its_columns(adapter
 
 
 def test_two_batches_posted_one_by_one_do_not_share_the_last_room(adapter, keep, monkeypatch):
-    """The second one comes when the first one has found that there is room. Some providers take each request by itself."""
+    """The second one comes when the first one has found that there is room.
+    Some providers take each request by itself.
+    """
     pair = connect_pair(keep, adapter, initiator_queue_depth=8, cq_depth=64)
     queue_pair = pair.client.queue_pair
     sink = memory(keep, adapter, 64, Access.LOCAL_WRITE | Access.REMOTE_WRITE)

@@ -1,4 +1,6 @@
-"""What is proven against stand-ins only, as docs/explained/frozen.md and docstrings say: no adapter in software has it."""
+"""What is proven against stand-ins only, as docs/explained/frozen.md and docstrings say: no adapter in software has
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The site in a real browser: Debian's chromium without a screen, which takes a minute. Pictures of all pages are left in
-.rig/results/site, to be looked at.
+"""The site in a real browser: Debian's chromium without a screen, which takes a minute. Pictures of all pages are left
+in .rig/results/site, to be looked at.
 
 `rig/setup.sh browser` installs what this needs. The tests run under NDPY_STRESS=1, and fail then without it.
 """
@@ -87,7 +87,8 @@ def test_problems_are_first_in_the_side_bar(address: str, browser: Any) -> None:
 def test_the_side_bar_shows_the_page_that_is_open(site: Path, address: str, browser: Any) -> None:
     look(browser, DESKTOP, LIGHT)
     in_bar = """
-        const bar = document.querySelector(".sidebar-scroll"), here = document.querySelector(".sidebar-tree .current-page");
+        const bar = document.querySelector(".sidebar-scroll");
+        const here = document.querySelector(".sidebar-tree .current-page");
         if (!here) return null;
         const inner = here.getBoundingClientRect(), outer = bar.getBoundingClientRect();
         return [inner.top >= outer.top && inner.top < outer.bottom, bar.scrollTop > 0];

@@ -24,7 +24,10 @@ REPORTS = {
     "large": report(4096, rounds=12, slow={"n77": 0.85}),
     "good": report(8),
 }
-NODES = "return [...document.querySelectorAll('section:last-of-type tbody tr')].filter(r => !r.hidden).map(r => r.cells[0].textContent)"
+NODES = (
+    "return [...document.querySelectorAll('section:last-of-type tbody tr')].filter(r => !r.hidden).map(r => "
+    "r.cells[0].textContent)"
+)
 
 
 def opened(browser: Any, folder: Path, name: str) -> None:

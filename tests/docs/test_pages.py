@@ -57,8 +57,8 @@ def test_a_server_of_a_page_is_waited_for_and_ends_by_ctrl_c(tmp_path: Path) -> 
     )
     page = tmp_path / "page.md"
     page.write_text(
-        f"<!-- file: server.py -->\n```python\n{server}```\n\n```console\nserver$ python server.py\nlistening\nended\n^C\n"
-        "```\n\n```console\nclient$ echo hello\nhello\n```\n"
+        f"<!-- file: server.py -->\n```python\n{server}```\n\n```console\nserver$ python "
+        "server.py\nlistening\nended\n^C\n```\n\n```console\nclient$ echo hello\nhello\n```\n"
     )
     Page(page).run(tmp_path)
 

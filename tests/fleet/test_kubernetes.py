@@ -1,4 +1,5 @@
-"""The example of docs/howto/cluster.md for Kubernetes: its names fit each other, and its command runs in its environment.
+"""The example of docs/howto/cluster.md for Kubernetes: its names fit each other, and its command runs in its
+environment.
 
 Kubernetes itself does not run here. What it gives a pod of an indexed Job is in the documentation of Job and Pod: the
 variable JOB_COMPLETION_INDEX, the host's name JOB-INDEX, and below a headless service the name JOB-INDEX.SERVICE.

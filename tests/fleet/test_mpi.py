@@ -54,7 +54,10 @@ def test_a_rank_that_never_begins_is_named(tmp_path):
     """MPI waits for it without end, and so do the processes that rank 0 and the others have for MPI."""
     report = tmp_path / "report.json"
     fleet = (sys.executable, "-m", "ndpy", "fleet", "soft0", "--join", "5s", "--json", str(report))
-    hanging = "import os, sys, time\nif os.environ['OMPI_COMM_WORLD_RANK'] == '2': time.sleep(1000)\nos.execv(sys.argv[1], sys.argv[1:])"
+    hanging = (
+        "import os, sys, time\nif os.environ['OMPI_COMM_WORLD_RANK'] == '2': time.sleep(1000)\nos.execv(sys.argv[1], "
+        "sys.argv[1:])"
+    )
     with Process(
         *OPEN_MPI, "-n", "4", sys.executable, "-c", hanging, *fleet, variables={"MASTER_PORT": str(free_port())}
     ) as process:

@@ -1,4 +1,6 @@
-"""`ndpy fleet` started by Slurm: a controller and two node daemons of this machine. `rig/setup.sh fleet` installs them."""
+"""`ndpy fleet` started by Slurm: a controller and two node daemons of this machine.
+`rig/setup.sh fleet` installs them.
+"""
 
 from __future__ import annotations
 

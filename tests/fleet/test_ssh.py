@@ -38,8 +38,8 @@ host=$1; shift
 case $host in
 127.0.0.4) exec no-such-ndpy "$@" ;;
 127.0.0.5) echo "the library is broken" >&2; exit 3 ;;
-127.0.0.6) exec env PYTHONPATH={ROOT} {sys.executable} -c "import sys, ndpy; ndpy.__version__ = '0.0.9'; sys.argv[0] = 'ndpy'; \
-from ndpy.tools.cli import main; main()" "$@" ;;
+127.0.0.6) exec env PYTHONPATH={ROOT} {sys.executable} -c "import sys, ndpy; ndpy.__version__ = '0.0.9'; \
+sys.argv[0] = 'ndpy'; from ndpy.tools.cli import main; main()" "$@" ;;
 esac
 exec {NDPY} "$@"
 """

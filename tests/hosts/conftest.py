@@ -1,4 +1,6 @@
-"""Two hosts: this one, and the one that --peer names. Each test leaves the network and both kernels as it found them."""
+"""Two hosts: this one, and the one that --peer names.
+Each test leaves the network and both kernels as it found them.
+"""
 
 from __future__ import annotations
 

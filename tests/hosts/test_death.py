@@ -337,7 +337,9 @@ def test_an_end_that_only_receives_notices_nothing_until_it_sends(scene):
 
 
 def test_the_adapter_still_works(scene):
-    """Two ends on this host, after all that. iWARP reaches an address of this host over lo, where the adapter is not."""
+    """Two ends on this host, after all that.
+    iWARP reaches an address of this host over lo, where the adapter is not.
+    """
     if scene.adapter.info.transport == "iWARP":
         region = memory(scene.keep, scene.adapter, 4096)
         assert region.length == 4096

@@ -1,4 +1,6 @@
-"""Traffic over a bad network: every byte arrives as it was sent, or the connection ends and says so, and nothing hangs."""
+"""Traffic over a bad network: every byte arrives as it was sent, or the connection ends and says so, and nothing
+hangs.
+"""
 
 from __future__ import annotations
 

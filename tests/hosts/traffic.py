@@ -47,7 +47,10 @@ def _difference(wanted: bytes, found: bytes) -> str:
         return f"{len(found)} bytes instead of {len(wanted)}"
     first = next(i for i in range(len(wanted)) if wanted[i] != found[i])
     count = sum(a != b for a, b in zip(wanted, found, strict=True))
-    return f"{count} of {len(wanted)} bytes differ, the first one at {first}: {found[first]:#04x}, not {wanted[first]:#04x}"
+    return (
+        f"{count} of {len(wanted)} bytes differ, the first one at {first}: {found[first]:#04x}, not "
+        f"{wanted[first]:#04x}"
+    )
 
 
 class End:

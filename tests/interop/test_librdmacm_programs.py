@@ -1,4 +1,6 @@
-"""rdma_server, rdma_client, ucmatose and cmtime of rdmacm-utils: nothing that they send is lost, even if ndpy is late."""
+"""rdma_server, rdma_client, ucmatose and cmtime of rdmacm-utils: nothing that they send is lost, even if ndpy is
+late.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ def has_compiler() -> bool:
 
 
 def compiler() -> str:
-    """The compiler whose libraries this Python can load, and whose programs it can start. The test skips without one."""
+    """The compiler whose libraries this Python can load, and whose programs it can start.
+    The test skips without one.
+    """
     return _compiler_for(platform.machine()) or pytest.skip(f"this needs gcc for {platform.machine()}")
 
 

@@ -43,8 +43,8 @@ PROGRAM_DEADLINE_S = patient(60.0)
 
 
 def wait_until(condition: Callable[[], Any], what: str | Callable[[], str], timeout_s: float = DEADLINE_S) -> Any:
-    """Call condition() until it is true, and return its value. The test fails at the deadline, and says what it waited for. A
-    function says what was outstanding then.
+    """Call condition() until it is true, and return its value. The test fails at the deadline, and says what it waited
+    for. A function says what was outstanding then.
     """
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -1,4 +1,6 @@
-"""The examples of the documentation's pages, for tests that run them on other adapters than soft0, as tests/docs does."""
+"""The examples of the documentation's pages, for tests that run them on other adapters than soft0, as tests/docs
+does.
+"""
 
 from __future__ import annotations
 

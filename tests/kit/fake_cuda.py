@@ -106,7 +106,9 @@ def cuda(fake_cuda_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def takes_cuda_memory(adapter: Adapter, cuda: FakeCuda) -> None:
-    """Skips on adapters that cannot have this driver's memory. It asks for the driver first, which so outlives the regions."""
+    """Skips on adapters that cannot have this driver's memory.
+    It asks for the driver first, which so outlives the regions.
+    """
     require(adapter, Capability.DMABUF)
     if has_kernel_driver(adapter):
         pytest.skip(

@@ -51,8 +51,8 @@ def interrupt_for_every_line() -> None:
 
 # The tests may run as a background job, which shells start with Ctrl-C ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# A signal also sends a byte to the loop. Under Wine a socket to which another thread sends at the same time counts as full,
-# of which Python would tell on standard error. The other thread's byte wakes the loop.
+# A signal also sends a byte to the loop. Under Wine a socket to which another thread sends at the same time counts as
+# full, of which Python would tell on standard error. The other thread's byte wakes the loop.
 signal.set_wakeup_fd = functools.partial(signal.set_wakeup_fd, warn_on_full_buffer=False)
 if os.environ.get("NDPY_TEST_LOGGED"):
     logging.basicConfig(level=logging.DEBUG)

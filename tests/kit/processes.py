@@ -241,7 +241,9 @@ def _not_installed(name: str, thing: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that no TCP socket uses now, and that no system chooses by itself. RDMA has its own ports, except on iWARP."""
+    """Ports that no TCP socket uses now, and that no system chooses by itself.
+    RDMA has its own ports, except on iWARP.
+    """
     with contextlib.ExitStack() as stack:
         ports: list[int] = []
         while len(ports) < count:

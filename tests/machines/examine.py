@@ -86,7 +86,10 @@ def devices(infos: list[AdapterInfo]) -> Iterator[str]:
             yield f"    GPUs {distance}: {', '.join(gpu.function for gpu in near)}"
         for port in info.ports:
             speed = "" if port.speed_gbps is None else f", {port.speed_gbps:g} Gbit/s"
-            yield f"    port {port.number}: {port.state}, {port.link_layer}, MTU {port.mtu} of {port.max_mtu}, LID {port.lid}{speed}"
+            yield (
+                f"    port {port.number}: {port.state}, {port.link_layer}, MTU {port.mtu} of {port.max_mtu}, LID "
+                f"{port.lid}{speed}"
+            )
             for interface in port.interfaces:
                 tag = f" {interface.vlan}" if interface.vlan else ""
                 on = f" on {interface.parent}" if interface.parent else ""
@@ -206,7 +209,9 @@ def _refuse(machine: Machine, root: Path) -> object:
 def on(
     machine: Machine, library: ctypes.CDLL, libc: ctypes.CDLL, root: Path, recorded: bool = False
 ) -> tuple[str, str]:
-    """Put the machine in place of this one, and examine it. Returns what is found, and if asked for, what is recorded."""
+    """Put the machine in place of this one, and examine it.
+    Returns what is found, and if asked for, what is recorded.
+    """
     machine.write_files(root)
     machine.give_devices(library)
     machine.enter_namespace(libc)

@@ -72,7 +72,9 @@ def test_every_machine_has_its_expectations():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_found_on(found, name):
-    """If a difference is right, `python tests/machines/examine.py --write` writes the expectations, and git shows it."""
+    """If a difference is right, `python tests/machines/examine.py --write` writes the expectations, and git shows
+    it.
+    """
     assert found[name]["found"].splitlines() == expected(name)
 
 

@@ -141,7 +141,10 @@ def examine(machine: Machine) -> str:
 
 def _devices(infos: list[adapter_info.AdapterInfo]) -> Iterator[str]:
     for info in infos:
-        yield f"{info.name}: NetworkDirect {info.version}, {info.driver}, {info.state}, MTU {info.mtu}, {info.netdev or 'no interface'}"
+        yield (
+            f"{info.name}: NetworkDirect {info.version}, {info.driver}, {info.state}, MTU {info.mtu}, "
+            f"{info.netdev or 'no interface'}"
+        )
         yield f"    {', '.join(info.addresses)}"
 
 

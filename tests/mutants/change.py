@@ -26,7 +26,10 @@ class Change:
 
     @property
     def name(self) -> str:
-        return f"{self.file}:{self.start[0]}:{self.start[1]} {self.kind}: {_short(self.old)} -> {_short(self.new) or 'nothing'}"
+        return (
+            f"{self.file}:{self.start[0]}:{self.start[1]} {self.kind}: {_short(self.old)} -> "
+            f"{_short(self.new) or 'nothing'}"
+        )
 
     def apply(self, source: str) -> str:
         return splice(source.encode().splitlines(keepends=True), self.start, self.end, self.new)

@@ -33,7 +33,8 @@ class _SourceTextLoader(importlib.machinery.SourceFileLoader):
             return compile(self._text, self.path, "exec", dont_inherit=True)  # type: ignore[no-any-return]
         from python_changes import with_counters
 
-        return compile(with_counters(self._text, self.path), self.path, "exec", dont_inherit=True)  # type: ignore[no-any-return]
+        text = with_counters(self._text, self.path)
+        return compile(text, self.path, "exec", dont_inherit=True)  # type: ignore[no-any-return]
 
     def exec_module(self, module: types.ModuleType) -> None:
         if self._counters is not None:

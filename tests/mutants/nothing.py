@@ -324,7 +324,9 @@ class Forker:
         return self._out / f"{name or 'without'}-{item.name[:90]}".replace("/", "_")
 
     def _start(self, name: str, item: pytest.Item, items: list[pytest.Item], owners: dict[str, list[type]]) -> None:
-        """Run a test in a fork: without a change if there is no name, and then the log gets the methods that it calls."""
+        """Run a test in a fork: without a change if there is no name, and then the log gets the methods that it
+        calls.
+        """
         self._finish(self._jobs - 1)
         # One of another module, so that what the session shares is not taken down.
         following = next(other for other in items if other.path != item.path)
@@ -423,7 +425,9 @@ def main() -> int:
 
 
 def run_apart(place: str, words: list[str], jobs: int) -> dict[tuple[str, str], int]:
-    """The results of a place, in a process of its own, because some tests of one place change what the others expect."""
+    """The results of a place, in a process of its own, because some tests of one place change what the others
+    expect.
+    """
     command = [sys.executable, __file__, *words, "--jobs", str(jobs), "--place", place]
     out = STATE / "nothing"
     out.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,8 @@ def open_handles() -> int:
 class OwnSoftnd:
     """A copy of softnd's DLL, used with one version of NetworkDirect.
 
-    open() opens its adapter, with faults (kit.scenarios). Its keywords are softnd's settings, such as read_sink="strict".
+    open() opens its adapter, with faults (kit.scenarios). Its keywords are softnd's settings, such as
+    read_sink="strict".
     """
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> None:

@@ -280,10 +280,9 @@ pendings = [
     client.begin_connect(end.queue_pair, other.address),
 ]
 pair.server.queue_pair.receive(region)
-threads = [
-    threading.Thread(target=call, daemon=True)
-    for call in (pair.server.cq.wait, pair.client.cq.wait, poller.wait, pendings[0].result, *(srq.arm().result for srq in shared))
-]
+calls = [pair.server.cq.wait, pair.client.cq.wait, poller.wait, pendings[0].result]
+calls += [srq.arm().result for srq in shared]
+threads = [threading.Thread(target=call, daemon=True) for call in calls]
 for thread in threads:
     thread.start()
 wait_until(lambda: pair.server.cq._waiters and pair.client.cq._waiters and poller._waiters, "the threads wait")
@@ -299,7 +298,9 @@ def test_the_interpreter_ends_with_everything_in_flight(ending, version):
             "return": "",
             "sys.exit": "import sys; sys.exit(0)",
             "exception": "raise SystemExit('done')",
-            "dropped": "import gc; del keep, pair, pendings, adapter, slow, hold, client, end, poller, shared; gc.collect()",
+            "dropped": (
+                "import gc; del keep, pair, pendings, adapter, slow, hold, client, end, poller, shared; gc.collect()"
+            ),
         }[ending]
     )
     done = child(

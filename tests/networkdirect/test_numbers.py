@@ -235,9 +235,8 @@ def test_an_interface_that_is_none_has_no_identifier():
 def test_b_4_2_methods_stand_in_the_order_of_their_slots():
     """build_networkdirect.py makes the tables of slots from these comments and declarations, in this order."""
     table = "".join((CDEFS / name).read_text() for name in parts() if name.endswith("interfaces.h"))
-    found = list(
-        re.finditer(r"/\* interface (\w+)(?: : (\w+))?, (\d+) slots \{([0-9A-F-]+)\} \*/(.*?)(?=/\* interface|\Z)", table, re.DOTALL)
-    )  # fmt: skip
+    head = r"/\* interface (\w+)(?: : (\w+))?, (\d+) slots \{([0-9A-F-]+)\} \*/"
+    found = list(re.finditer(rf"{head}(.*?)(?=/\* interface|\Z)", table, re.DOTALL))
     assert {match[1] for match in found} == set(INTERFACES)
     slots = {"": 0}
     for match in found:

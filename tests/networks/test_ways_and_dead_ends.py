@@ -84,7 +84,9 @@ def test_endpoints_by_hand_use_the_link_of_their_gid(network):
 
 
 def test_an_adapter_that_the_routes_do_not_choose_is_used_by_its_own(network):
-    """The default route leads through another interface. What comes from the adapter's address has a table of its own."""
+    """The default route leads through another interface.
+    What comes from the adapter's address has a table of its own.
+    """
     near, router, far = (network.host(name) for name in ("near", "router", "far"))
     for name in ("eth0", "eth1"):
         network.cable(near, name, router, name)

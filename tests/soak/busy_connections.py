@@ -282,7 +282,9 @@ class Conversation:
             self.fault.set_exception(task.exception())
 
     async def receive(self, own: bytearray) -> bytes:
-        """The next message. At times it is received into memory of the program, and at times that is cancelled first."""
+        """The next message. At times it is received into memory of the program, and at times that is cancelled
+        first.
+        """
         into = own if self.rng.random() < 0.3 else None
         while True:
             patience_s = self.rng.choice((0.0, 0.001, 0.005)) if self.rng.random() < 0.2 else None

@@ -1,7 +1,7 @@
 """How many system calls a message costs on soft0, and a connection. softrdma/verbs/README.md has the table.
 
-The numbers are those of a program whose own thread does the work. On a busy machine the library's threads come first now
-and then, which costs more: a mode is tried several times then.
+The numbers are those of a program whose own thread does the work. On a busy machine the library's threads come first
+now and then, which costs more: a mode is tried several times then.
 """
 
 from __future__ import annotations

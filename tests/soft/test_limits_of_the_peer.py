@@ -55,7 +55,9 @@ class SlowReader(Endpoint):
 
 @contextlib.contextmanager
 def connected(keep, adapter, data, act, *, quiet_s, limit, **options):
-    """Connect to a peer that takes so many reads at once. Yields our end, the peer's memory, and act(peer) in a thread."""
+    """Connect to a peer that takes so many reads at once.
+    Yields our end, the peer's memory, and act(peer) in a thread.
+    """
     stags: list[int] = []
     with socket.create_server((host_of(adapter), 0)) as server:
 

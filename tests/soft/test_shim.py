@@ -371,7 +371,9 @@ def test_the_shim_exports_what_programs_ask_for():
 
 
 def test_forks_while_requests_fail():
-    """The shim moves a queue pair to the error state, for which softverbs takes the lock that it also takes at a fork."""
+    """The shim moves a queue pair to the error state, for which softverbs takes the lock that it also takes at a
+    fork.
+    """
     program = f"""if True:
         import ctypes, sys, threading
         forking = ctypes.CDLL({str(built(PROGRAMS / "slow_fork.c", "-shared", "-fPIC"))!r})
@@ -458,7 +460,9 @@ def python(code: str, environment: dict[str, str] | None = None) -> subprocess.C
 
 
 def test_each_scenario_of_a_process_begins_anew(tmp_path):
-    """Queue pairs count from 1 and faults at a time fire again, also beside an adapter that has outlived its scenario."""
+    """Queue pairs count from 1 and faults at a time fire again, also beside an adapter that has outlived its
+    scenario.
+    """
     wrong = tmp_path / "wrong"
     wrong.write_text("scenario 1\nfault at=message do=split nth=1\n")
     done = python(

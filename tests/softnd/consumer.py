@@ -468,7 +468,9 @@ class Side:
     invalidate = _taken(try_invalidate)
 
     def send_when_free(self, *elements: tuple[int, int, int], context: int = 0, flags: int = 0) -> None:
-        """Send once a slot is free. The queue stays full while the thread that handles acknowledgements does not run."""
+        """Send once a slot is free.
+        The queue stays full while the thread that handles acknowledgements does not run.
+        """
         wait_until(
             lambda: self.try_send(*elements, context=context, flags=flags) == Status.SUCCESS, "a slot becomes free"
         )

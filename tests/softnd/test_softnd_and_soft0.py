@@ -87,7 +87,8 @@ def test_examples_talk_to_each_other(name, server_on):
     assert_server_verified(name, server.lines)
 
 
-# ---- with ndpy.aio: the server's arguments, then for each client its arguments, and what the last line of its output matches ----
+# ---- with ndpy.aio: the server's arguments, then for each client its arguments, and what the last line of its output
+# matches ----
 
 ASYNCIO = {
     "echo": (

@@ -1,4 +1,6 @@
-"""The halves of a queue pair and of a completion queue that post and take, over a provider that the test plays itself."""
+"""The halves of a queue pair and of a completion queue that post and take, over a provider that the test plays
+itself.
+"""
 
 from __future__ import annotations
 

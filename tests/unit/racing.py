@@ -1,7 +1,7 @@
 """Points between the native calls of ndpy.platforms.verbs, over the provider without a device. see kit/walking.py.
 
-There is one before and after each call of libibverbs and librdmacm (fake_verbs.py), of epoll, of a queue's sleep, and of
-an event descriptor.
+There is one before and after each call of libibverbs and librdmacm (fake_verbs.py), of epoll, of a queue's sleep, and
+of an event descriptor.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class _Select:
 
 
 def play_sleep(monkeypatch: pytest.MonkeyPatch, sleep: Callable[..., int]) -> None:
-    """Let the queues that are made from now on sleep in sleep(real, native, waiter, milliseconds), where real() takes the
-    other three.
+    """Let the queues that are made from now on sleep in sleep(real, native, waiter, milliseconds), where real() takes
+    the other three.
     """
     table = lib.ndpy_provider_table()[0]
     callback = ffi.callback(

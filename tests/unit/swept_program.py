@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 FOLDER = Path(sys.argv[1])
-# softrdma/faults/scenario.h: at << 48 | what << 32 | queue_pair, and how often. post_send of queue pair 1, and its sends.
+# softrdma/faults/scenario.h: at << 48 | what << 32 | queue_pair, and how often. post_send of queue pair 1, and its
+# sends.
 PLACES = {(0, 17, 1): 3, (1, 1, 1): 5}
 
 

@@ -1,5 +1,5 @@
-"""`make bench-peers` and `make bench-scale` judge right, from given figures. The echo runs over each transport, and each
-row of the growth with its smallest number."""
+"""`make bench-peers` and `make bench-scale` judge right, from given figures. The echo runs over each transport, and
+each row of the growth with its smallest number."""
 
 import subprocess
 import sys

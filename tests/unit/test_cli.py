@@ -74,7 +74,9 @@ def test_wrong_usage_ends_with_status_2(words):
 
 
 def options_of_numbers(command=main, words=()):
-    """All options of all commands whose value is a number that may have a fraction: what is typed, and its parameter."""
+    """All options of all commands whose value is a number that may have a fraction: what is typed, and its
+    parameter.
+    """
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):

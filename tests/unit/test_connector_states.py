@@ -39,7 +39,7 @@ ESTABLISHED        -          -      -           -           established  -     
 LOST               -          -      failed      failed      failed       failed     failed       -             -             -
 WITHDRAWN          -          -      failed      failed      failed       -          failed       -             -             -
 ENDED              -          -      -           -           -            -          -            disconnected  disconnected  -
-"""
+"""  # noqa: E501
 ERRORS = {"N": ndpy.NotConnectedError, "A": ndpy.ConnectionActiveError, "G": ndpy.ConnectionAbortedError}
 SERVER = ("127.0.0.1", 4791)
 LIMITS = ReadLimits(1, 1)

@@ -196,7 +196,9 @@ def test_a_poll_that_fails_says_so_unless_it_has_something(provider):
 
 
 def script(rng: random.Random, length: int) -> list[tuple[Any, ...]]:
-    """Posts to three queues, and their completions: runs of receives that succeed, with everything else between them."""
+    """Posts to three queues, and their completions: runs of receives that succeed, with everything else between
+    them.
+    """
     steps: list[tuple[Any, ...]] = []
     waiting: list[list[int]] = [[], [], []]
     total = 0

@@ -292,7 +292,8 @@ def gid(index: int, address: str, kind: str = "RoCE v2") -> ndpy.vocabulary.info
 
 def port(**changes) -> ndpy.vocabulary.info.PortInfo:
     values = {
-        "number": 1, "state": "active", "link_layer": "Ethernet", "mtu": 4096, "max_mtu": 4096, "lid": 0, "netdev": "eth0",
+        "number": 1, "state": "active", "link_layer": "Ethernet", "mtu": 4096, "max_mtu": 4096, "lid": 0,
+        "netdev": "eth0",
         "gids": (gid(0, "fe80::1"), gid(1, "192.0.2.1")),
     }  # fmt: skip
     return ndpy.vocabulary.info.PortInfo(**(values | changes))

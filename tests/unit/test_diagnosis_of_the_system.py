@@ -219,7 +219,10 @@ def test_a_missing_rdma_cm_names_its_module(tree):
 
 
 def memlock(tree, soft: object, hard: object, capabilities: int = 0, uid_map: str = WHOLE_MACHINE) -> Finding:
-    limits = f"Limit                     Soft Limit           Hard Limit           Units\nMax locked memory         {soft}  {hard}  bytes\n"
+    limits = (
+        f"Limit                     Soft Limit           Hard Limit           Units\nMax locked memory         {soft}  "
+        f"{hard}  bytes\n"
+    )
     root = tree(
         {
             "proc/self/limits": limits,
@@ -435,7 +438,8 @@ def test_an_empty_tree_breaks_nothing(tree):
 
 def test_nonsense_in_every_file_breaks_nothing(tree):
     names = (
-        "proc/self/limits", "proc/self/status", "proc/self/cgroup", "proc/self/uid_map", "proc/meminfo", "proc/1/environ",
+        "proc/self/limits", "proc/self/status", "proc/self/cgroup", "proc/self/uid_map", "proc/meminfo",
+        "proc/1/environ",
         "sys/fs/cgroup/pids.max", "sys/fs/cgroup/rdma.max", "etc/libibverbs.d/x.driver",
     )  # fmt: skip
     root = tree(dict.fromkeys(names, "\x00:=: \n::\nmax =\n"))

@@ -205,7 +205,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, what: type, step: str) -> tuple[thread
 def cache_closing(cache: ndpy.RegistrationCache, adapter: ndpy.Adapter) -> Iterator[None]:
     """In the block, another thread waits to close both, or has not been able to."""
     with beside(lambda: (cache.close(), adapter.close())) as (closing,):
-        wait_until(lambda: closing.over or cache._changed._waiters, "close() waits or has ended")  # type: ignore[attr-defined]
+        wait_until(lambda: closing.over or cache._changed._waiters, "close() waits or ended")  # type: ignore[attr-defined]
         yield
 
 

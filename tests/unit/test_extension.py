@@ -47,7 +47,9 @@ def test_every_declared_name_can_be_reached():
 
 @pytest.mark.parametrize("platform", ["verbs", "networkdirect"])
 def test_every_name_that_python_uses_is_declared(platform):
-    """Python finds a name that is not there only when it uses it, and the other system's module cannot be loaded here."""
+    """Python finds a name that is not there only when it uses it, and the other system's module cannot be loaded
+    here.
+    """
     headers = [CDEFS / "ndpy_abi.h", *(CDEFS / platform).rglob("*.h")]
     text = re.sub(r"/\*.*?\*/", "", "\n".join(header.read_text() for header in headers), flags=re.DOTALL)
     modules = [

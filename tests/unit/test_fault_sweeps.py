@@ -50,7 +50,8 @@ def living(folder: Path) -> list[int]:
 def test_a_sweep_tells_apart_how_a_program_can_end(tmp_path):
     report = tmp_path / "report.json"
     done = run(
-        "sweep", "--deadline", patient(0.8), "--json", report, "--lost-data", "WRONG DATA", "--only", "errno", "--only", "status",
+        "sweep", "--deadline", patient(0.8), "--json", report, "--lost-data", "WRONG DATA", "--only", "errno", "--only",
+        "status",
         "--only", "delay", "--only", "silent", "--only", "hold", "--only", "slow", "--max-runs", 12, "--",
         sys.executable, PROGRAM, tmp_path,
     )  # fmt: skip

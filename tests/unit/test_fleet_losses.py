@@ -79,7 +79,9 @@ SIZES = (3, 4, 5, 8, 16, 33)
 
 
 def missed(size, share, **way):
-    """How often n1 is not named of 40 times, while all others lose packets in one of a hundred rounds. Nobody else may be."""
+    """How often n1 is not named of 40 times, while all others lose packets in one of a hundred rounds.
+    Nobody else may be.
+    """
     found = []
     for seed in range(40):
         run = Run(fleet(size), seed=seed)

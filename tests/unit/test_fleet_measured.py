@@ -68,7 +68,9 @@ def test_one_of_many_is_named_in_noise_as_measured(size, slow):
 
 @pytest.mark.parametrize("dies", [False, True], ids=["all stay", "one dies"])
 def test_of_a_hundred_good_fleets_of_five_at_most_one_has_a_suspect(dies):
-    """What each pair measured in a round is that of a pair of a good fleet, drawn by lot. n2 dies in the second round."""
+    """What each pair measured in a round is that of a pair of a good fleet, drawn by lot.
+    n2 dies in the second round.
+    """
     (good,) = GOOD
     pairs = [good.measurements[at : at + 3] for at in range(0, len(good.measurements), 3)]
     mesh = list(full_mesh(good.ends))

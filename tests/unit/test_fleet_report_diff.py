@@ -69,8 +69,8 @@ def test_in_a_small_mesh_a_slow_node_is_named_or_it_is_said_that_nothing_tells()
     comparison = compare(report(4, rounds=3), slow)
     assert cards(comparison.worse) == set()
     assert [each for each in comparison.changed if "of a card" in each] == [
-        f"pairs: 3 measurements of the {name} of a card are too few to tell a change of one card from noise; measure more "
-        "rounds"
+        f"pairs: 3 measurements of the {name} of a card are too few to tell a change of one card from noise; measure "
+        "more rounds"
         for name in ("latency", "bandwidth")
     ]
 
@@ -131,11 +131,15 @@ def test_the_first_failure_counts_and_chance_does_not():
 
 def test_facts_and_counters_that_changed_are_neither_and_have_the_nodes_as_a_set():
     machines = tuple(
-        replace(
-            each, facts={**each.facts, "mlx5_0 MTU": "1024"}, counters={**each.counters, "mlx5_0 rx_discards_phy": 4}
+        (
+            replace(
+                each,
+                facts={**each.facts, "mlx5_0 MTU": "1024"},
+                counters={**each.counters, "mlx5_0 rx_discards_phy": 4},
+            )
+            if each.node in {"n1", "n2", "n3", "n9"}
+            else each
         )
-        if each.node in {"n1", "n2", "n3", "n9"}
-        else each
         for each in GOOD.machines
     )
     comparison = compare(GOOD, replace(GOOD, machines=machines))

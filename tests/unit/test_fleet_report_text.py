@@ -51,10 +51,14 @@ def test_a_folded_set_has_the_same_names():
     chance = random.Random(40)
     for _ in range(300):
         width = chance.choice([0, 0, 2, 3])
-        names = {
-            f"{chance.choice(['n', 'r1n', 'gpu-', ''])}{chance.randrange(chance.choice([12, 120])):0{width}}{chance.choice(['', '-ib'])}"
-            for _ in range(chance.randrange(1, 40))
-        } | set(chance.sample(["login", "head"], chance.randrange(3)))
+
+        def name(width=width):
+            number = chance.randrange(chance.choice([12, 120]))
+            return f"{chance.choice(['n', 'r1n', 'gpu-', ''])}{number:0{width}}{chance.choice(['', '-ib'])}"
+
+        names = {name() for _ in range(chance.randrange(1, 40))} | set(
+            chance.sample(["login", "head"], chance.randrange(3))
+        )
         assert sorted(node_set(fold(names))) == sorted(names)
 
 

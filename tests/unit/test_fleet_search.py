@@ -1,4 +1,6 @@
-"""Bad nodes, cards, leafs and paths in synthetic fleets are named, and good ones are not. The counts are full in stress."""
+"""Bad nodes, cards, leafs and paths in synthetic fleets are named, and good ones are not.
+The counts are full in stress.
+"""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ class Reader(html.parser.HTMLParser):
     ("made", "words"),
     [
         (results.doctor([FINDING]), ["0 PASS, 0 WARN, 1 FAIL", "set it to 4096 (ndpy explain mtu)"]),
-        (results.smoke(SMOKE), ["4 pass, 1 fail, 0 known, 2 skip in 3.2 s", "not run: data/read", "port_rcv_errors", "data/send"]),
+        (results.smoke(SMOKE), ["4 pass, 1 fail, 0 known, 2 skip in 3.2 s", "not run: data/read", "port_rcv_errors",
+         "data/send"]),
         (results.perf(PERF), ["the median is 3 us, the limit 2 us", "p99.9_us", "64 bytes, 100 iterations", "1.40 us"]),
     ],
 )  # fmt: skip

@@ -40,9 +40,15 @@ FLOORS = {
     "doctor": "tools.doctor",
     "tools": "errors",
     "tools.machines": "errors vocabulary tools platforms.verbs",
-    "tools.cli": "ndpy errors vocabulary objects platforms faults problems platforms.verbs platforms.networkdirect tools tools.doctor tools.machines",
+    "tools.cli": (
+        "ndpy errors vocabulary objects platforms faults problems platforms.verbs platforms.networkdirect tools "
+        "tools.doctor tools.machines"
+    ),
     "fleet": "ndpy errors vocabulary objects platforms problems tools tools.doctor tools.cli",
-    "testing": "ndpy errors vocabulary objects platforms faults platforms.verbs platforms.networkdirect tools.cli tools.machines",
+    "testing": (
+        "ndpy errors vocabulary objects platforms faults platforms.verbs platforms.networkdirect tools.cli "
+        "tools.machines"
+    ),
     "smoke": "ndpy tools.cli",
     "__main__": "tools.cli",
 }
@@ -259,7 +265,10 @@ def test_without_cffi_the_doctor_says_what_to_do():
 
 
 def test_the_checker_sees_imports_inside_of_functions_and_whose_they_are():
-    sample = "def f():\n    from ndpy.platforms.verbs import adapter\n    import ndpy.tools\n    from ndpy import cache, errors\n"
+    sample = (
+        "def f():\n    from ndpy.platforms.verbs import adapter\n    import ndpy.tools\n    from ndpy import cache, "
+        "errors\n"
+    )
     assert imports_of(sample) == [
         ("ndpy.platforms.verbs.adapter", False), ("ndpy.tools", False), ("ndpy.cache", False), ("ndpy.errors", False)
     ]  # fmt: skip

@@ -20,7 +20,10 @@ from ndpy.vocabulary.info import port_in_use
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
 NET = "sys/class/net"
 PLAIN = "INTERFACE=enp1s0\nIFINDEX=2\n"
-VLAN_WORDS = "enp1s0.100  VID: 100\t REORDER_HDR: 1  dev->priv_flags: 1021\n\ttotal frames received            0\nDevice: enp1s0\n"
+VLAN_WORDS = (
+    "enp1s0.100  VID: 100\t REORDER_HDR: 1  dev->priv_flags: 1021\n\ttotal frames received            0\nDevice: "
+    "enp1s0\n"
+)
 
 
 def gid(index, address, kind="RoCE v2"):
@@ -42,7 +45,9 @@ def adapter(**changes):
 
 
 def good_files():
-    """What a mlx5 adapter with a VLAN's interface has. GID 3 is that of the plain interface, GID 5 that of the VLAN's."""
+    """What a mlx5 adapter with a VLAN's interface has.
+    GID 3 is that of the plain interface, GID 5 that of the VLAN's.
+    """
     files = {
         f"{PORT}/rate": "100 Gb/sec (4X EDR)\n",
         f"{PORT}/gid_attrs/ndevs/3": "enp1s0\n",
@@ -69,9 +74,12 @@ def read_link(info, gid_index, root, pause_of=lambda netdev: None, pfc_of=lambda
 
 def whole():
     return LinkDescription(
-        adapter="mlx5_0", transport="RoCE", addresses=("192.0.2.1",), port=1, port_state="active", link_layer="Ethernet",
-        speed="100 Gb/sec (4X EDR)", netdev="enp1s0", link_mtu=9000, physical="enp1s0", physical_mtu=9000, rdma_mtu=4096, gid="192.0.2.1", gid_index=3,
-        gid_type="RoCE v2", vlan=0, pfc=(3,), pause_receive=True, pause_send=False, ecn_notification=(3,), ecn_reaction=(),
+        adapter="mlx5_0", transport="RoCE", addresses=("192.0.2.1",), port=1, port_state="active",
+        link_layer="Ethernet",
+        speed="100 Gb/sec (4X EDR)", netdev="enp1s0", link_mtu=9000, physical="enp1s0", physical_mtu=9000,
+        rdma_mtu=4096, gid="192.0.2.1", gid_index=3,
+        gid_type="RoCE v2", vlan=0, pfc=(3,), pause_receive=True, pause_send=False, ecn_notification=(3,),
+        ecn_reaction=(),
         traffic_class=0,
     )  # fmt: skip
 
@@ -226,7 +234,8 @@ def test_a_description_crosses_the_wire():
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(LinkDescription)])
 @pytest.mark.parametrize(
     "value",
-    ["\x1b]0;x\x07", "x" * 100_000, "$(reboot)", "a\nb", "\u202egnp", -1, 10**30, 1.5, True, None, [], [8], [True], ["\x1b"], {"a": 1}, [[1]]],
+    ["\x1b]0;x\x07", "x" * 100_000, "$(reboot)", "a\nb", "\u202egnp", -1, 10**30, 1.5, True, None, [], [8], [True],
+     ["\x1b"], {"a": 1}, [[1]]],
 )  # fmt: skip
 def test_what_the_peer_says_is_refused_or_harmless(field, value):
     try:

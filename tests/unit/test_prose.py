@@ -103,7 +103,10 @@ def test_code_of_a_page_is_not_read(tmp_path: Path) -> None:
 
 def test_docstrings_and_messages_of_a_program_are_read(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    source = '# all that a comment says\n"""Has all that."""\n\ndef f(n):\n    raise ValueError(f"not all {n} that "\n        f"all that")\n'
+    source = (
+        '# all that a comment says\n"""Has all that."""\n\ndef f(n):\n    raise ValueError(f"not all {n} that "\n      '
+        '  f"all that")\n'
+    )
     assert [line for line, *_ in hits(program, source)] == [2, 5]
 
 

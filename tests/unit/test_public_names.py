@@ -1,4 +1,6 @@
-"""What users can name is what tests/unit/public_names.txt says, so that every change of the interface shows in a diff."""
+"""What users can name is what tests/unit/public_names.txt says, so that every change of the interface shows in a
+diff.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ PROGRAMS = (
 
 # A program that leaves its process group, one that does not end when it is asked to, and a shell that waits for both.
 SLEEPER = """#!/bin/sh
-case "$0 $*" in *extension.sh* | *compileall* | *programs.py* | *--collect-only* | *softnd.dll* | *providers*) exit 0 ;; esac
+case "$0 $*" in
+*extension.sh* | *compileall* | *programs.py* | *--collect-only* | *softnd.dll* | *providers*) exit 0 ;;
+esac
 echo $$ >>pids
 setsid sh -c 'echo $$ >>pids; exec sleep 300' &
 sh -c 'trap "" TERM; echo $$ >>pids; while :; do sleep 1; done' &

@@ -138,7 +138,10 @@ class Machine:
 
     def run(self, script: str) -> subprocess.CompletedProcess[str]:
         """Run shell commands with the functions of system.sh."""
-        begin = f'set -eu; rig={self.folder}/rig; state={self.folder}/state; eval "$(grep "^say()\\|^die()" $rig/setup.sh)"; '
+        begin = (
+            f'set -eu; rig={self.folder}/rig; state={self.folder}/state; eval "$(grep "^say()\\|^die()" '
+            '$rig/setup.sh)"; '
+        )
         account = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
         if account:
             for path in [self.folder, *self.folder.rglob("*")]:

@@ -242,7 +242,8 @@ def test_connections_to_different_ports_may_come_from_one_port():
 
 def test_json_and_junit_say_the_same(tmp_path):
     outcome, _, _ = run(
-        make_check(lambda testbed: "fine", "good"), make_check(fails("wrong <&>\x01"), "bad"), make_check(fails("was not refused"), "write-past-end")
+        make_check(lambda testbed: "fine", "good"), make_check(fails("wrong <&>\x01"), "bad"),
+        make_check(fails("was not refused"), "write-past-end")
     )  # fmt: skip
     write_json(tmp_path / "out.json", outcome.to_dict())
     report.write_junit(tmp_path / "out.xml", outcome)

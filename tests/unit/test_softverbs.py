@@ -449,7 +449,7 @@ def test_the_smoke_test_says_that_it_is_software(bare, soft, tmp_path):
 def soft_command(folder, *words, code="", **environment):
     """Run `ndpy soft` as a command whose libraries are in this folder."""
     program = (
-        f"import pathlib, sys; from ndpy.platforms.verbs import softverbs; softverbs.folder = lambda: "
+        "import pathlib, sys; from ndpy.platforms.verbs import softverbs; softverbs.folder = lambda: "
         f"pathlib.Path({str(folder)!r})\n{code}\nfrom ndpy.tools.cli import main; main()"
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NDPY_", "LD_LIBRARY"))}
@@ -521,7 +521,10 @@ def test_path_prints_the_folder(tmp_path):
 
 @pytest.mark.parametrize("words", [["path"], ["run", "true"]])
 def test_without_the_libraries_it_says_what_to_do(tmp_path, words):
-    code = "real = softverbs.folder\nfrom ndpy import errors\ndef absent(): raise errors.ProviderNotFoundError('none here')\nsoftverbs.folder = absent"
+    code = (
+        "real = softverbs.folder\nfrom ndpy import errors\ndef absent(): raise errors.ProviderNotFoundError('none "
+        "here')\nsoftverbs.folder = absent"
+    )
     done = soft_command(tmp_path, *words, code=code)
     assert (done.returncode, done.stdout, done.stderr) == (125, "", "ndpy soft: none here (ndpy explain no-library)\n")
 

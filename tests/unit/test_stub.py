@@ -100,14 +100,19 @@ def test_a_stub_that_says_something_else_is_found_and_mended():
             "depth": property(lambda self: 1, doc="How deep."),
         },
     )
-    stub = 'class Queue:\n    width: int\n    def _hidden(self) -> None: ...\n    def write(\n        self,\n    ) -> None: ...\n    @property\n    def depth(self) -> int:\n        """How wide."""\n'
+    stub = (
+        "class Queue:\n    width: int\n    def _hidden(self) -> None: ...\n    def write(\n        self,\n    ) -> "
+        'None: ...\n    @property\n    def depth(self) -> int:\n        """How wide."""\n'
+    )
     assert differences(stub, module)
     mended = documented(stub, module)
     assert differences(mended, module) == []
     assert documented(mended, module) == mended
-    assert mended == (
-        'class Queue:\n    """A queue."""\n\n    width: int\n    def _hidden(self) -> None: ...\n    def write(\n        self,\n    ) -> None:\n'
-        '        """Write.\n\n        More.\n        """\n    @property\n    def depth(self) -> int:\n        """How deep."""\n'
+    assert (
+        mended
+        == 'class Queue:\n    """A queue."""\n\n    width: int\n    def _hidden(self) -> None: ...\n    def write(\n   '
+        '     self,\n    ) -> None:\n        """Write.\n\n        More.\n        """\n    @property\n    def '
+        'depth(self) -> int:\n        """How deep."""\n'
     )
 
 
@@ -154,7 +159,8 @@ def test_what_looks_public_is_documented(kind):
     ],
 )
 def test_members_print_as_names_and_are_numbers_all_the_same(member, text):
-    assert (str(member), f"{member}", "%s" % member, f"{member:>24}") == (text, text, text, text.rjust(24))  # noqa: UP031
+    printed = (str(member), f"{member}", "%s" % member, f"{member:>24}")  # noqa: UP031
+    assert printed == (text, text, text, text.rjust(24))
     number = int(member)
     assert (f"{member:d}", f"{member:#x}", f"{member:03d}") == (f"{number:d}", f"{number:#x}", f"{number:03d}")
     assert member == number and type(member)(number) is member

@@ -61,7 +61,7 @@ def test_what_is_no_file_has_no_number(tmp_path, kind):
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("0\n", 0), ("18446744073709551615", (1 << 64) - 1), ("max", None), ("-1", None), ("٢", None), ("9" * 5000, None)],
+    [("0\n", 0), (f"{(1 << 64) - 1}", (1 << 64) - 1), ("max", None), ("-1", None), ("٢", None), ("9" * 5000, None)],
 )
 def test_a_number_is_one_of_64_bits(tmp_path, text, number):
     (tmp_path / "it").write_text(text, encoding="utf-8")

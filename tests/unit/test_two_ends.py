@@ -13,7 +13,8 @@ from ndpy.tools.doctor.link import LinkDescription
 
 GOOD = LinkDescription(
     adapter="mlx5_0", transport="RoCE", addresses=("192.0.2.1",), port=1, port_state="active", link_layer="Ethernet",
-    netdev="enp1s0", link_mtu=4200, physical="enp1s0", physical_mtu=4200, rdma_mtu=4096, gid="192.0.2.1", gid_index=3, gid_type="RoCE v2", vlan=0, pfc=(),
+    netdev="enp1s0", link_mtu=4200, physical="enp1s0", physical_mtu=4200, rdma_mtu=4096, gid="192.0.2.1", gid_index=3,
+    gid_type="RoCE v2", vlan=0, pfc=(),
     pause_receive=False, pause_send=False, ecn_notification=(), ecn_reaction=(), traffic_class=0,
 )  # fmt: skip
 OTHER = dataclasses.replace(
@@ -55,13 +56,15 @@ DIFFERENCES = {
     "link MTU": ({}, {"link_mtu": 1500, "rdma_mtu": 1024}, Verdict.FAIL, "ip link set {netdev} mtu 4200"),
     "link MTU that RDMA does not feel": ({"link_mtu": 9000}, {}, Verdict.WARN, "ip link set {netdev} mtu 9000"),
     "RDMA MTU": ({"link_mtu": None}, {"link_mtu": None, "rdma_mtu": 1024}, Verdict.FAIL, "mtu 4200"),
-    "GID type": ({}, {"gid_type": "RoCE v1"}, Verdict.FAIL, "mkdir -p /sys/kernel/config/rdma_cm/{adapter}; echo \"RoCE v2\" > "),
+    "GID type": ({}, {"gid_type": "RoCE v1"}, Verdict.FAIL,
+    "mkdir -p /sys/kernel/config/rdma_cm/{adapter}; echo \"RoCE v2\" > "),
     "VLAN": ({"vlan": 100}, {}, Verdict.WARN, "ip link add link {netdev} name {netdev}.100 type vlan id 100"),
     "PFC": ({"pfc": (3, 4)}, {"pfc": (4,)}, Verdict.WARN, "dcb pfc set dev {netdev} prio-pfc 3:on"),
     "pause frames": ({"pause_receive": True, "pause_send": True}, {}, Verdict.WARN, "ethtool -A {netdev} rx on tx on"),
     "ECN notification": ({"ecn_notification": (3,)}, {}, Verdict.WARN, "/sys/class/net/{netdev}/ecn/roce_np/enable/3"),
     "ECN reaction": ({"ecn_reaction": (3, 5)}, {}, Verdict.WARN, "/sys/class/net/{netdev}/ecn/roce_rp/enable/5"),
-    "traffic class": ({"traffic_class": 106}, {}, Verdict.WARN, "mkdir -p /sys/kernel/config/rdma_cm/{adapter}; echo 106 > "),
+    "traffic class": ({"traffic_class": 106}, {}, Verdict.WARN,
+    "mkdir -p /sys/kernel/config/rdma_cm/{adapter}; echo 106 > "),
     "port": ({}, {"port_state": "down"}, Verdict.FAIL, "ip link set {netdev} up"),
 }  # fmt: skip
 
@@ -222,13 +225,19 @@ def test_ends_that_see_each_other_as_they_are():
 @pytest.mark.parametrize(
     ("near", "far", "words"),
     [
-        ({}, {"other": "203.0.113.9"}, "the peer sees this end at 203.0.113.9, but this end says that it is 192.0.2.1. An address translator"),
+        ({}, {"other": "203.0.113.9"},
+         "the peer sees this end at 203.0.113.9, but this end says that it is 192.0.2.1. An address translator"),
         ({}, {"other": "198.51.100.1"}, "this end sends over the wrong one"),
-        ({"other": "203.0.113.9"}, {}, "this end sees the peer at 203.0.113.9, but the peer says that it is 192.0.2.2. An address translator"),
-        ({}, {"own": "192.0.2.2", "addresses": ("203.0.113.1",)}, "the peer connects over 192.0.2.2, which is not an address of its adapter (203.0.113.1)"),
-        ({"addresses": ("203.0.113.1",)}, {}, "this end connects over 192.0.2.1, which is not an address of its adapter"),
-        ({}, {"other_gid": "fe80::1"}, "the peer sends to the GID fe80::1, but this end says that its GID is 192.0.2.1"),
-        ({"other_gid": "fe80::1"}, {}, "this end sends to the GID fe80::1, but the peer says that its GID is 192.0.2.2"),
+        ({"other": "203.0.113.9"}, {},
+         "this end sees the peer at 203.0.113.9, but the peer says that it is 192.0.2.2. An address translator"),
+        ({}, {"own": "192.0.2.2", "addresses": ("203.0.113.1",)},
+         "the peer connects over 192.0.2.2, which is not an address of its adapter (203.0.113.1)"),
+        ({"addresses": ("203.0.113.1",)}, {},
+         "this end connects over 192.0.2.1, which is not an address of its adapter"),
+        ({}, {"other_gid": "fe80::1"},
+         "the peer sends to the GID fe80::1, but this end says that its GID is 192.0.2.1"),
+        ({"other_gid": "fe80::1"}, {},
+         "this end sends to the GID fe80::1, but the peer says that its GID is 192.0.2.2"),
     ],
 )  # fmt: skip
 def test_what_an_end_sees_differently_is_said(near, far, words):

@@ -15,7 +15,8 @@ from ndpy.tools.cli.smoke.peer import Peer, read_completions, read_link
 from ndpy.tools.cli.smoke.server import PROTOCOL, ClientSession
 
 HELLO = {
-    "version": "0.1.0", "host": "b", "system": "Linux 6.1", "adapter": "rxe0", "provider": "verbs", "driver": "rdma_rxe",
+    "version": "0.1.0", "host": "b", "system": "Linux 6.1", "adapter": "rxe0", "provider": "verbs",
+    "driver": "rdma_rxe",
     "transport": "RoCE", "addresses": ["192.0.2.2"],
 }  # fmt: skip
 STEERS = "\x1b]0;owned\x07\x1b[2J\u202e\r\nPASS  all is well" + "x" * 5000
@@ -128,7 +129,8 @@ def test_completions_are_read():
 
 @pytest.mark.parametrize(
     "completion",
-    [[1, STEERS, "SUCCESS", 5], [1, "SEND", STEERS, 5], [STEERS, "SEND", "SUCCESS", 5], [1, "SEND", "SUCCESS", -1], [1], 5, None],
+    [[1, STEERS, "SUCCESS", 5], [1, "SEND", STEERS, 5], [STEERS, "SEND", "SUCCESS", 5], [1, "SEND", "SUCCESS", -1], [1],
+     5, None],
 )  # fmt: skip
 def test_completions_that_make_no_sense_fail_the_check(completion):
     with pytest.raises(PeerRefused) as caught:

@@ -1,7 +1,7 @@
 """Sends datagrams to itself, and prints what came: python datagram_row.py ADAPTER COUNT [silent] [inline] [list]
 
-The send queue has room for COUNT datagrams and no more. Each has 256 bytes: each of them its number, from 1. The memory of a
-datagram is changed as soon as its completion is there.
+The send queue has room for COUNT datagrams and no more. Each has 256 bytes: each of them its number, from 1. The memory
+of a datagram is changed as soon as its completion is there.
 """
 
 from __future__ import annotations

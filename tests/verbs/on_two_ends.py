@@ -123,7 +123,9 @@ def leaving(names: list[str], netdevs: list[str]) -> None:
 
 
 def shrink(names: list[str], netdevs: list[str]) -> None:
-    """The path's MTU shrinks below what the queue pair uses. Its packets do not fit any more, so a request has to fail."""
+    """The path's MTU shrinks below what the queue pair uses.
+    Its packets do not fit any more, so a request has to fail.
+    """
     keep = Keeper()
     pair = connect(keep, *names, RetryPolicy(retry_count=3, ack_timeout=14))
     source = memory(keep, pair.adapter, 65536)

@@ -106,7 +106,9 @@ def came(adapter, faults: list[Fault], options: str = "") -> list[int]:
 
 @pytest.mark.parametrize("options", WAYS_OF_DATAGRAMS)
 def test_every_datagram_comes_twice(adapter, options):
-    """The queue of the sends has no room for the second ones. All have their data although the program has changed it."""
+    """The queue of the sends has no room for the second ones.
+    All have their data although the program has changed it.
+    """
     numbers = came(adapter, [Fault("duplicate", every=1)], options)
     assert sorted(numbers) == sorted([*range(1, COUNT + 1)] * 2)
 

@@ -86,7 +86,9 @@ def install(wheel: Path, folder: Path, *options: str) -> None:
 
 
 def copy_distributions(wanted: Iterable[str], folder: Path, sources: list[Path], environment: dict[str, str]) -> None:
-    """Copy these distributions, and what they require in that environment, from the first of the sources that has each."""
+    """Copy these distributions, and what they require in that environment, from the first of the sources that has
+    each.
+    """
     present: dict[str, tuple[Path, Distribution]] = {}
     for source in reversed(sources):
         present |= {

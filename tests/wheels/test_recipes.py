@@ -1,5 +1,5 @@
-"""The action for GitHub, the container's recipe and conda's recipe, as far as they can be run here: no engine of containers
-and no channel of conda is there. Most of it runs with NDPY_STRESS=1 only.
+"""The action for GitHub, the container's recipe and conda's recipe, as far as they can be run here: no engine of
+containers and no channel of conda is there. Most of it runs with NDPY_STRESS=1 only.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ class Project:
         """Run a command of the shell as the workflow does. Returns its output."""
         # The programs of virtme-ng are those of this Python.
         folders = [self.folder.parent, self._environment / "bin", os.environ["PATH"], Path(sys.executable).parent]
-        # What has to be installed is there already, so pip needs no index. It must not make an environment for building.
+        # What has to be installed is there already, so pip needs no index. It must not make an environment for
+        # building.
         pip = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         done = run("sh", "-e", "-c", command, cwd=self.folder, PATH=os.pathsep.join(map(str, folders)), **pip)
         output = done.stdout + done.stderr

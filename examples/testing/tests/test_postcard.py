@@ -85,7 +85,9 @@ def read(adapter: ndpy.Adapter, channel) -> str:
 
 
 def test_a_byte_that_changes_on_the_way_is_noticed(rdma_peer, rdma_faults):
-    """The adapter of this process sends a wrong byte. Of Windows' adapters only softnd can: on others the test is skipped."""
+    """The adapter of this process sends a wrong byte.
+    Of Windows' adapters only softnd can: on others the test is skipped.
+    """
     peer = rdma_peer(read)
     adapter = rdma_faults(Fault("corrupt", nth=1))
     with postcard.connect(adapter, peer.get()) as line:

@@ -1,7 +1,7 @@
 """MPI tells all ranks where rank 0 is and a token. After that it is finalized: the ranks speak by the rendezvous.
 
-A rank that dies is a result. MPI's own communication would end the others with it. Nor does MPI give up when a rank does
-not come, and mpi4py lets no other thread run while it waits for that. So MPI has a process of its own.
+A rank that dies is a result. MPI's own communication would end the others with it. Nor does MPI give up when a rank
+does not come, and mpi4py lets no other thread run while it waits for that. So MPI has a process of its own.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def agree(rank: int, size: int, port: int, token: bytes, launcher: str, timeout_
     line = _first_line(process.stdout, timeout_s)
     if line is None:
         raise MpiError(
-            f"the {size} ranks of {launcher} did not meet within {timeout_s:g} s; with MASTER_ADDR and NDPY_FLEET_TOKEN "
-            "rank 0 does without MPI and names those that do not come"
+            f"the {size} ranks of {launcher} did not meet within {timeout_s:g} s; with MASTER_ADDR and "
+            "NDPY_FLEET_TOKEN rank 0 does without MPI and names those that do not come"
         )
     process.stdout.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -108,8 +108,10 @@ def meet() -> None:
         else:
             library = MPI.Get_library_version().split(",")[0].splitlines()[0]
             answer = {
-                "error": f"{launcher} started rank {rank} of {size}, but mpi4py uses {library}, which says rank "
-                f"{world.rank} of {world.size}"
+                "error": (
+                    f"{launcher} started rank {rank} of {size}, but mpi4py uses {library}, which says rank "
+                    f"{world.rank} of {world.size}"
+                )
             }
     except (ImportError, RuntimeError) as error:
         answer = {"error": f"mpi4py: {error}"}

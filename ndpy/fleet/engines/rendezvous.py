@@ -1,8 +1,8 @@
 """The exchange between rank 0 and the others: one TCP connection of each to one port of rank 0.
 
 Anybody may reach the port. So both sides prove that they know the job's token before anything else is believed: each
-sends a nonce, and a HMAC (RFC 2104) with SHA-256 over both. Lines are limited, a guest has a few seconds, and only a few
-may wait at the same time. Then the one that has waited longest goes, and comes again if it is a rank.
+sends a nonce, and a HMAC (RFC 2104) with SHA-256 over both. Lines are limited, a guest has a few seconds, and only a
+few may wait at the same time. Then the one that has waited longest goes, and comes again if it is a rank.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class _Guest:
 
 
 class Hub:
-    """Rank 0's side. It owns the port and the connections of all ranks. Only tell() and expect() are safe for other threads."""
+    """Rank 0's side. It owns the port and the connections of all ranks.
+    Only tell() and expect() are safe for other threads.
+    """
 
     def __init__(self, start: Start) -> None:
         """Listen. Raises EngineError if the port is taken."""
@@ -270,7 +272,8 @@ def join(start: Start, node: str, version: str, timeout_s: float) -> Channel:
     this, first = start.who
     raise EngineError(
         f"{this} did not reach {first} at {', '.join(start.hosts)} port {start.port} within {timeout_s:g} s "
-        f"({problem}); set MASTER_ADDR to an address of it that this machine reaches, and let the port through the firewall"
+        f"({problem}); set MASTER_ADDR to an address of it that this machine reaches, and let the port through the "
+        "firewall"
     )
 
 

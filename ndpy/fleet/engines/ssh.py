@@ -6,9 +6,9 @@ Whoever wants it measured names its machine among the hosts.
 A member learns the token from its standard input, because others can read command lines. It ends when that input ends:
 after an interrupt, a crash of the process here, and a broken connection.
 
-All members read the same. ClusterShell's tree mixes up what different workers write by one gateway. So a member does not
-know its rank: it makes a large number up and writes it to its standard output, of which ClusterShell knows the host. At
-the rendezvous it gives that number.
+All members read the same. ClusterShell's tree mixes up what different workers write by one gateway. So a member does
+not know its rank: it makes a large number up and writes it to its standard output, of which ClusterShell knows the
+host. At the rendezvous it gives that number.
 """
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ def command() -> None:
 def diff(context: click.Context, before: Path, after: Path) -> None:
     """Say what got worse and better from one report to another.
 
-    Both are JSON files of ndpy fleet. A change of bandwidth or latency counts if it is at least 5 % and beyond the noise
-    of both runs. The exit status is 1 if something got worse, 0 if nothing did, and 2 for a file that is not a report.
+    Both are JSON files of ndpy fleet. A change of bandwidth or latency counts if it is at least 5 % and beyond the
+    noise of both runs. The exit status is 1 if something got worse, 0 if nothing did, and 2 for a file that is not a
+    report.
     """
     comparison = compare(_read(before), _read(after))
     for line in comparison.lines():

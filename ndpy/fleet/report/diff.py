@@ -78,7 +78,10 @@ def _failures(before: Report, after: Report) -> Iterator[tuple[bool, str]]:
         counts = [(each.failed, each.failed + len(each.values)) for each in (old, new)]
         if _shares_differ(*counts):
             (was, of), (now, all_) = counts
-            text = f"{new.pattern.value}: {now} of {all_} measurements of {NAMES[new.quantity]} failed, before {was} of {of}"
+            text = (
+                f"{new.pattern.value}: {now} of {all_} measurements of {NAMES[new.quantity]} failed, before {was} of "
+                f"{of}"
+            )
             yield now / all_ > was / of, text
 
 
@@ -181,8 +184,8 @@ def _noise(values: Sequence[float]) -> float:
 def _within(groups: Iterable[Sequence[float]]) -> float:
     """The same of values within their groups: one card has too few of them to tell.
 
-    It is taken from the distances of neighbours in a group. Those from the group's median would be too small: in a group of
-    three, one of them is always 0. Without enough values nothing is known, and no change is beyond it.
+    It is taken from the distances of neighbours in a group. Those from the group's median would be too small: in a
+    group of three, one of them is always 0. Without enough values nothing is known, and no change is beyond it.
     """
     distances = []
     for values in groups:
@@ -217,8 +220,8 @@ def _chance(distances: Sequence[float], least: float, count: int) -> float:
 def _limit(comparisons: int, values: int | None = None) -> float:
     """How many standard deviations are beyond chance, in a run with this number of comparisons.
 
-    values: from how many of them the deviation is known. Fewer make it less certain, as in Student's distribution, whose
-    quantile this is to the second order (Cornish and Fisher).
+    values: from how many of them the deviation is known. Fewer make it less certain, as in Student's distribution,
+        whose quantile this is to the second order (Cornish and Fisher).
     """
     z = statistics.NormalDist().inv_cdf(1 - _WRONG / (2 * max(comparisons, 1)))
     if values is None:
@@ -279,6 +282,6 @@ def _too_few_of_a_card(before: Report, after: Report) -> Iterator[str]:
         known = [0.0] * sum(counts)
         if len(known) >= _FEWEST and 2 * len(counts) * _chance(known, math.inf, max(counts)) >= _WRONG:
             yield (
-                f"pairs: {max(counts)} measurements of the {NAMES[quantity]} of a card are too few to tell a change of one "
-                "card from noise; measure more rounds"
+                f"pairs: {max(counts)} measurements of the {NAMES[quantity]} of a card are too few to tell a change of "
+                "one card from noise; measure more rounds"
             )

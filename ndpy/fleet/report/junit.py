@@ -1,4 +1,6 @@
-"""The report as JUnit XML. Each node is a test, which fails if it is a suspect. Suspects that nodes share are tests too."""
+"""The report as JUnit XML. Each node is a test, which fails if it is a suspect.
+Suspects that nodes share are tests too.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,8 @@ def _add(suite: ElementTree.Element, group: str, name: str, suspects: list[Suspe
 
 def _sentence(suspect: Suspect) -> str:
     return (
-        f"{title(suspect)}, {percent(suspect.confidence)} sure from {suspect.measurements} measurements: {suspect.reason} "
-        f"Remedy: {suspect.remedy}"
+        f"{title(suspect)}, {percent(suspect.confidence)} sure from {suspect.measurements} measurements: "
+        f"{suspect.reason} Remedy: {suspect.remedy}"
     )
 
 

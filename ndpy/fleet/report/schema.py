@@ -1,4 +1,6 @@
-"""Checks documents against a JSON Schema. It knows the keywords that schema.json uses, and refuses a schema with others."""
+"""Checks documents against a JSON Schema.
+It knows the keywords that schema.json uses, and refuses a schema with others.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ _ENOUGH = 100
 
 
 def problems(value: Any, schema: dict[str, Any]) -> Iterator[str]:
-    """A sentence for each thing that is wrong, with its place such as `machines[3].node`. A list in which much is wrong is
-    not looked at to its end.
+    """A sentence for each thing that is wrong, with its place such as `machines[3].node`. A list in which much is wrong
+    is not looked at to its end.
 
     Raises:
         NotImplementedError: the schema has a keyword that this module does not know.

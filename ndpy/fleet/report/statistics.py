@@ -98,7 +98,8 @@ def headline(report: Report) -> str:
     """The run in one line."""
     return (
         f"{plural(report.ranks, 'rank')} on {plural(len(nodes(report)), 'node')}, {plural(report.rounds, 'round')}, "
-        f"{plural(len(report.measurements), 'measurement')} in {report.took_s:.1f} s ({report.engine}, ndpy {report.version})"
+        f"{plural(len(report.measurements), 'measurement')} in {report.took_s:.1f} s ({report.engine}, ndpy "
+        f"{report.version})"
     )
 
 

@@ -273,9 +273,13 @@ class NetworkDirectConnector(Connector):
     def _attempt_error(self, status: int, said: str = "") -> errors.ProviderError:
         """The error of an attempt. said: the text of a status that needs no other."""
         messages = {
-            CONNECTION_REFUSED: f"{self._target}: nobody listens there, the listener rejected the request, or what listens "
-            "there speaks no RDMA",
-            IO_TIMEOUT: f"{self._target} does not answer; it is down, has no adapter at that address, or a firewall is between",
+            CONNECTION_REFUSED: (
+                f"{self._target}: nobody listens there, the listener rejected the request, or what listens "
+                "there speaks no RDMA"
+            ),
+            IO_TIMEOUT: (
+                f"{self._target} does not answer; it is down, has no adapter at that address, or a firewall is between"
+            ),
             NETWORK_UNREACHABLE: f"there is no route to the network of {self._target} from {self._adapter.info.name}",
             HOST_UNREACHABLE: f"there is no route to {self._target} from {self._adapter.info.name}",
             CONNECTION_ABORTED: f"the connection to {self._target} broke while it was made",

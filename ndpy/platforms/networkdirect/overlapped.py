@@ -145,7 +145,9 @@ class Request(Uncopied):
         self.running = False
 
     def call_at_end(self, owner: Any, method: Callable[[Any, Request, int], None]) -> None:
-        """Call method(owner, request, status) at the end, unless the owner has gone by then. This keeps neither alive."""
+        """Call method(owner, request, status) at the end, unless the owner has gone by then.
+        This keeps neither alive.
+        """
         owner, own = weakref.ref(owner), weakref.ref(self)
 
         def on_end(status: int) -> None:

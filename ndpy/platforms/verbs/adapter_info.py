@@ -431,7 +431,9 @@ _GID_TYPES = {
 
 
 def _gid_tables(context: Any, name: str, sizes: Mapping[int, int], ports: int) -> dict[int, list[_Entry]]:
-    """The GID tables of ports. Most of their thousand places are free. sizes: by port. ports: how many the adapter has."""
+    """The GID tables of ports. Most of their thousand places are free. sizes: by port.
+    ports: how many the adapter has.
+    """
     if has_symbol(b"_ibv_query_gid_table", load_for(name)):
         # It tells the entries of all ports at once, also of those that do not answer, or nothing if there is not room
         # for all.

@@ -86,8 +86,10 @@ def why_refused(file: DeviceFile) -> tuple[str, str]:
         mode = f" ({stat.filemode(file.place.stat().st_mode)})" if file.place.exists() else ""
         return (
             f"{reason}{mode}",
-            f"add the user to the group that owns the file, or take rdma-core, whose udev rules open it to all "
-            f"({rules})",
+            (
+                "add the user to the group that owns the file, or take rdma-core, whose udev rules open it to all "
+                f"({rules})"
+            ),
         )
     return reason, "read the driver's messages in the kernel's log (dmesg); load the driver again"
 
@@ -99,9 +101,11 @@ def why_none(files: Iterable[DeviceFile]) -> tuple[str, str]:
     if not adapters:
         return (
             "the kernel has no RDMA device",
-            "for a card, load its driver (lspci shows the card, and `modprobe mlx5_ib` loads the driver of NVIDIA's cards); without one, "
-            "`ndpy softroce up` makes one in software, and `ndpy vm run -- COMMAND` runs a command in a small machine "
-            "that has one",
+            (
+                "for a card, load its driver (lspci shows the card, and `modprobe mlx5_ib` loads the driver of "
+                "NVIDIA's cards); without one, `ndpy softroce up` makes one in software, and `ndpy vm run -- COMMAND` "
+                "runs a command in a small machine that has one"
+            ),
         )
     if in_container():
         return f"{kernel}, but this container was given no device file of an adapter", give(files)
@@ -139,8 +143,10 @@ def _missing() -> tuple[str, str]:
     )
     return (
         f"the kernel has {adapters}, but libibverbs has no driver that fits",
-        f"{distribution.read().install(distribution.LIBIBVERBS)}, or another version of it, if libibverbs prints to "
-        "standard error that its driver does not support the kernel's ABI (`ndpy doctor` says which)",
+        (
+            f"{distribution.read().install(distribution.LIBIBVERBS)}, or another version of it, if libibverbs prints "
+            "to standard error that its driver does not support the kernel's ABI (`ndpy doctor` says which)"
+        ),
     )
 
 
@@ -175,7 +181,10 @@ def give(files: Iterable[DeviceFile]) -> str:
         )
     if in_container():
         return f"docker run {' '.join(f'--device={place}' for place in places)}{f' ({of})' if of else ''}"
-    return "allow it to the service: DeviceAllow=char-infiniband_verbs rw and DeviceAllow=char-infiniband_cm rw of its systemd unit"
+    return (
+        "allow it to the service: DeviceAllow=char-infiniband_verbs rw and DeviceAllow=char-infiniband_cm rw of its "
+        "systemd unit"
+    )
 
 
 def in_pod() -> bool:

@@ -126,7 +126,10 @@ class Distribution:
         if self.family == "debian":
             if lacking:
                 return f"Debian's kernels have no {module}, but `make setup` in a checkout of ndpy builds it"
-            return f"as root: apt-get install linux-image-amd64, and boot it (the cloud flavour has no {module}){self._likeness()}"
+            return (
+                "as root: apt-get install linux-image-amd64, and boot it (the cloud flavour has no "
+                f"{module}){self._likeness()}"
+            )
         if self.family == "ubuntu":
             return f"as root: apt-get install linux-modules-extra-{release}{self._likeness()}"
         if lacking:
@@ -142,7 +145,10 @@ class Distribution:
         if self.family == "debian" and lacking:
             return f"{setup}, which builds {module}, since Debian's kernels have none{self._likeness()}"
         if self.family == "debian":
-            return f"{setup}, or, as root: apt-get install linux-image-amd64 (its cloud flavour has no {module}){self._likeness()}"
+            return (
+                f"{setup}, or, as root: apt-get install linux-image-amd64 (its cloud flavour has no "
+                f"{module}){self._likeness()}"
+            )
         if self.family == "ubuntu":
             packages = "linux-image-generic, which brings linux-modules-extra-VERSION with it"
             return f"{setup}, or, as root: apt-get install {packages}{self._likeness()}"

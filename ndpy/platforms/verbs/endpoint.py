@@ -91,7 +91,7 @@ def find_gid(adapter: VerbsAdapter, port: PortInfo, wanted: int | str) -> Gid:
     if len(best) > 1:
         raise errors.AddressUnreachableError(
             f"{wanted} is the address of several interfaces of port {port.number} of {adapter.info.name}, and the "
-            f"routes lead to its subnet by none of them; choose a GID by its index: "
+            "routes lead to its subnet by none of them; choose a GID by its index: "
             f"{', '.join(f'{gid.index} ({gid.netdev})' for gid in best)}",
             operation="local_endpoint",
             problem="gid-index",
@@ -229,10 +229,14 @@ def path_of(adapter: VerbsAdapter, queue_pair: Any) -> PathInfo:
 
 _CAUSES = {
     "iWARP": "likely causes: the peer died, or the network between lost the TCP connection",
-    "InfiniBand": "likely causes: the peer died or closed its queue pair, no receive was posted there in time, a LID of another "
-    "subnet, an MTU that the network does not carry",
-    "RoCE": "likely causes: the peer died or closed its queue pair, no receive was posted there in time, a GID of another "
-    "network or type (RoCE v1 and v2 do not talk), an MTU that the network does not carry, UDP port 4791 blocked",
+    "InfiniBand": (
+        "likely causes: the peer died or closed its queue pair, no receive was posted there in time, a LID of another "
+        "subnet, an MTU that the network does not carry"
+    ),
+    "RoCE": (
+        "likely causes: the peer died or closed its queue pair, no receive was posted there in time, a GID of another "
+        "network or type (RoCE v1 and v2 do not talk), an MTU that the network does not carry, UDP port 4791 blocked"
+    ),
 }
 
 # Two ends with different path MTUs refuse each other's packets in these ways.

@@ -31,13 +31,17 @@ NO_IWARP = (
 # namespace.
 _UNRESOLVED = {
     0: "the connection manager gives no reason",
-    errno.ENODEV: "it leads through an interface that does not belong to an RDMA adapter of this network namespace; `ip route get` shows the "
-    "interface, and `rdma link` the adapters' interfaces",
+    errno.ENODEV: (
+        "it leads through an interface that does not belong to an RDMA adapter of this network namespace; `ip route "
+        "get` shows the interface, and `rdma link` the adapters' interfaces"
+    ),
     errno.ENETUNREACH: "there is no route; `ip route get` shows the way to its address",
     errno.EHOSTUNREACH: "the host or its router is not there; check the address, the link and `ip neigh`",
     errno.ETIMEDOUT: "no answer to address resolution; check the address, the link and `ip neigh`",
-    errno.EINVAL: "the addresses of both ends do not fit together, or the route there is a blackhole; both are IPv4 or both "
-    "IPv6, and a link-local one needs its interface, as in fe80::1%eth0",
+    errno.EINVAL: (
+        "the addresses of both ends do not fit together, or the route there is a blackhole; both are IPv4 or both "
+        "IPv6, and a link-local one needs its interface, as in fe80::1%eth0"
+    ),
     errno.EACCES: "a route prohibits it; `ip route get` shows it",
     errno.EADDRNOTAVAIL: "the local address has gone; `ip address` shows the addresses of this machine",
 }

@@ -127,7 +127,9 @@ def register_pages(adapter: VerbsAdapter, address: int, length: int, access: Acc
 
 
 def register_at(start: int) -> NativeCall:
-    """Return a function that makes an ibv_mr of the memory from `start` on, at the address that the function is given."""
+    """Return a function that makes an ibv_mr of the memory from `start` on, at the address that the function is
+    given.
+    """
 
     def register(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
         memory = ffi.cast("void *", start)
@@ -214,8 +216,8 @@ def register_on_device(memory: ArrayMemory) -> NativeCall:
         if not found.is_of_host and not _finds_by_address(adapter):
             raise errors.UnsupportedError(
                 f"{adapter.info.name} ({adapter.info.driver}) takes no dma-buf, and the module nvidia_peermem is not "
-                f"loaded, so it cannot reach memory of a device: `modprobe nvidia_peermem`, or copy the array to the "
-                f"host's memory",
+                "loaded, so it cannot reach memory of a device: `modprobe nvidia_peermem`, or copy the array to the "
+                "host's memory",
                 operation="register",
                 problem=cuda.PROBLEM,
             )
@@ -314,9 +316,10 @@ class VerbsMemoryRegion(MemoryRegion):
             # The adapter may still write there.
             self._keep_memory()
             message = (
-                f"the provider refuses twice to deregister {self.length} bytes at {self.address:#x}, whose registration "
-                f"did not succeed: {errno.errorcode.get(number, 'errno')} ({number}, {os.strerror(number)}); they stay "
-                "registered until this process ends, and their memory stays with them"
+                f"the provider refuses twice to deregister {self.length} bytes at {self.address:#x}, whose "
+                "registration did not succeed: "
+                f"{errno.errorcode.get(number, 'errno')} ({number}, {os.strerror(number)}); "
+                "they stay registered until this process ends, and their memory stays with them"
             )
             warnings.warn(message, ResourceWarning, stacklevel=2)
 

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 _INSTEAD = "register it without the cache, or say raw=True and call invalidate() before it changes"
 _WHY_NOT = {
-    errno.EPERM: "userfaultfd() is not permitted: allow it in the container's seccomp profile, or give this user access "
-    "to /dev/userfaultfd, or set vm.unprivileged_userfaultfd=1 with sysctl",
+    errno.EPERM: (
+        "userfaultfd() is not permitted: allow it in the container's seccomp profile, or give this user access "
+        "to /dev/userfaultfd, or set vm.unprivileged_userfaultfd=1 with sysctl"
+    ),
     errno.ENOSYS: "the kernel was built without userfaultfd (CONFIG_USERFAULTFD)",
     errno.EOPNOTSUPP: "the kernel's userfaultfd cannot write-protect, which Linux 5.7 can on x86-64 and 6.10 on arm64",
 }

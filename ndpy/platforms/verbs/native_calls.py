@@ -61,8 +61,8 @@ in_child(_renew_lock)
 def load() -> None:
     """Open the system's libraries, or those that the environment names, once.
 
-    Raises ProviderNotFoundError, which names the missing library and its package, and InsufficientResourcesError without
-    a free file descriptor.
+    Raises ProviderNotFoundError, which names the missing library and its package, and InsufficientResourcesError
+    without a free file descriptor.
     """
     global _loaded
     with _lock:
@@ -94,7 +94,9 @@ def _load(library: int, paths: list[str]) -> tuple[int, str]:
 
 
 def _blame_descriptors(path: str) -> None:
-    """Raises InsufficientResourcesError if this process can open no file at all. Nothing is wrong with this one then."""
+    """Raises InsufficientResourcesError if this process can open no file at all.
+    Nothing is wrong with this one then.
+    """
     if number := lacks_descriptor():
         raise from_errno("open adapter", number, f"{path} cannot be loaded")
 

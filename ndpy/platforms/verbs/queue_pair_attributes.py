@@ -164,7 +164,9 @@ _OF_TYPE = {
 
 
 def modify(queue_pair: Any, given: dict[str, Any], operation: str = "modify", message: str = "") -> None:
-    """Set these attributes of a native queue pair. If the adapter refuses them, this raises an error with the message."""
+    """Set these attributes of a native queue pair.
+    If the adapter refuses them, this raises an error with the message.
+    """
     attributes, mask = ffi.new("struct ibv_qp_attr *"), 0
     for name, value in given.items():
         field = FIELDS[name]

@@ -119,7 +119,9 @@ class Channel:
         return message
 
     def addresses(self) -> tuple[str | None, str | None]:
-        """The IP addresses of this end and of the other end, with scopes. None if the connection has none, or is over."""
+        """The IP addresses of this end and of the other end, with scopes.
+        None if the connection has none, or is over.
+        """
         try:
             names = self._socket.getsockname(), self._socket.getpeername()
         except OSError:
@@ -139,8 +141,8 @@ _SECRET_SIZE = 32
 _MOST_STRANGERS = 64
 
 
-#: A process of this machine has called back by then. An emulated machine whose host is busy takes more than 60 s to import
-#: ndpy. A process that has ended is noticed at once.
+#: A process of this machine has called back by then. An emulated machine whose host is busy takes more than 60 s to
+#: import ndpy. A process that has ended is noticed at once.
 START_LIMIT_S = 120.0
 
 
@@ -153,7 +155,8 @@ class SecretListener:
         self.secret = secrets.token_bytes(_SECRET_SIZE)
 
     def accept(self, alive: Callable[[], bool], timeout_s: float) -> socket.socket | None:
-        """Wait for the process that knows the secret. It may be slow to send it, and others that connect hold up nobody.
+        """Wait for the process that knows the secret. It may be slow to send it, and others that connect hold up
+        nobody.
 
         Returns its connection, or None if timeout_s seconds passed or alive() returned False.
         """
@@ -203,7 +206,9 @@ def connect_with_secret(port: int, source: IO[bytes]) -> socket.socket:
 
 
 class Arguments:
-    """The arguments of a request. Each method takes one argument and raises BadRequest if its type or value is wrong."""
+    """The arguments of a request.
+    Each method takes one argument and raises BadRequest if its type or value is wrong.
+    """
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = dict(values)

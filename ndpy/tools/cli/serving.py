@@ -70,7 +70,10 @@ def two_sided_options(default_port: int, timeout: str, serving: str) -> Callable
             "--client",
             type=click.IntRange(1, 65535),
             hidden=True,
-            help="With --serve: serve one client only. It listens at this port of this machine; its secret is on standard input.",
+            help=(
+                "With --serve: serve one client only. It listens at this port of this machine; its secret is on "
+                "standard input."
+            ),
         ),
     )
 
@@ -125,7 +128,9 @@ class Session(abc.ABC):
         return str(error)
 
     def answer(self, request: Answer) -> Answer | None:
-        """Carry out a request and return the answer, which may be a refusal. None if it needs none. Raises BadRequest."""
+        """Carry out a request and return the answer, which may be a refusal. None if it needs none.
+        Raises BadRequest.
+        """
         arguments = Arguments(request)
         name = arguments.text("command", 32)
         command = self._commands.get(name)

@@ -57,8 +57,8 @@ def run(words: tuple[str, ...]) -> None:
 
     A program that ignores LD_LIBRARY_PATH, such as one with the set-user-ID bit, does not get soft0.
 
-    COMMAND takes the place of this process. So signals reach it, and the exit status is its own. It is one of these if COMMAND
-    did not run:
+    COMMAND takes the place of this process. So signals reach it, and the exit status is its own. It is one of these if
+    COMMAND did not run:
 
     \b
       125  softverbs is not there.

@@ -74,7 +74,7 @@ class Source:
         return (
             f"the connection uses GID {used.index} ({used.address}, {used.type}) instead of {self.gid.index} "
             f"({self.gid.address}, {self.gid.type}). rdma_cm chooses the type: cma_roce_mode -d DEVICE -p PORT shows "
-            f"and sets it"
+            "and sets it"
         )
 
 
@@ -94,7 +94,8 @@ def open_from(which: str | None, source: str | None, gid: str | None) -> tuple[n
     own = next((address for address in info.addresses if is_same_address(address, chosen.host or "")), None)
     if own is None:
         raise click.UsageError(
-            f"{chosen.host} is not an address of {_port_of(info)}; its addresses are {', '.join(info.addresses) or 'none'}"
+            f"{chosen.host} is not an address of {_port_of(info)}; its addresses are "
+            f"{', '.join(info.addresses) or 'none'}"
         )
     info = dataclasses.replace(as_named(info, own) or info, addresses=(own,), asked_for=own)
     return implementation().open_adapter(info), Source(own, chosen.gid)

@@ -122,8 +122,8 @@ def run(
     The VM sees the files of this machine. Files that it writes to the Git checkout around the working folder are kept.
     Without a checkout, files that it writes to the working folder are kept.
 
-    With --hosts 2 the adapter, rxe0 or siw0, is on an Ethernet between the two VMs, with MTU 4200. COMMAND begins when both
-    have booted, and each line of output begins with the number of its host. In the environment:
+    With --hosts 2 the adapter, rxe0 or siw0, is on an Ethernet between the two VMs, with MTU 4200. COMMAND begins when
+    both have booted, and each line of output begins with the number of its host. In the environment:
 
     \b
       NDPY_HOST                  1 or 2

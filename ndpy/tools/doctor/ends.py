@@ -200,7 +200,7 @@ def _gid_types(near: LinkDescription, far: LinkDescription) -> Iterator[Finding]
         "GID type",
         f"{NEAR}: {near.gid_type} (GID {_told(near.gid_index)}, {_told(near.gid)}), {FAR}: {far.gid_type} (GID "
         f"{_told(far.gid_index)}, {_told(far.gid)}). Probably {name} is wrong; RoCE v1 and v2 do not talk, and only v2 "
-        f"passes "
+        "passes "
         "routers",
         _at(name) + _rdma_cm_setting(end, "default_roce_mode", '"RoCE v2"') + ", or choose another GID",
     )
@@ -216,7 +216,10 @@ def _vlans(near: LinkDescription, far: LinkDescription, connected: bool) -> Iter
     else:
         name, end, vlan = (NEAR, near, far.vlan) if near.vlan == 0 else (FAR, far, near.vlan)
         guess = f"Probably {name} is wrong, unless its switch adds the tag"
-        remedy = f"{_at(name)}ip link add link {_physical(end)} name {_physical(end)}.{vlan} type vlan id {vlan}, and the address there"
+        remedy = (
+            f"{_at(name)}ip link add link {_physical(end)} name {_physical(end)}.{vlan} type vlan id {vlan}, and the "
+            "address there"
+        )
     make = warned if connected else failed
     yield make("VLAN", f"{numbers}. {guess}", remedy)
 
@@ -254,7 +257,7 @@ def _pause(near: LinkDescription, far: LinkDescription) -> Iterator[Finding]:
             yield warned(
                 "pause frames",
                 f"{name}: pause frames and priority flow control are both on{_below(end)}. An interface does only one "
-                f"of them",
+                "of them",
                 f"{_at(name)}ethtool -A {_physical(end)} rx off tx off",
             )
             return
@@ -300,7 +303,7 @@ def _traffic_classes(near: LinkDescription, far: LinkDescription) -> Iterator[Fi
     yield warned(
         "traffic class",
         f"default traffic class (TOS): {NEAR} {mine} ({near.adapter}), {FAR} {theirs} ({far.adapter}). {guess}; "
-        f"switches may put "
+        "switches may put "
         "the two directions into different queues",
         _at(name) + _rdma_cm_setting(end, "default_roce_tos", mine or theirs),
     )

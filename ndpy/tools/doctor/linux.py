@@ -204,7 +204,10 @@ def examine_softverbs() -> Iterator[Finding]:
     if softverbs.is_asked_for():
         what += "; it was asked for, so the kernel and its devices were not examined"
     else:
-        what += f"; it is taken only by name: ndpy.open_adapter({name!r}), NDPY_ADAPTER={name}, or `ndpy soft run -- COMMAND`"
+        what += (
+            f"; it is taken only by name: ndpy.open_adapter({name!r}), NDPY_ADAPTER={name}, or `ndpy soft run -- "
+            "COMMAND`"
+        )
     yield passed(name, f"{what}; {', '.join(info.addresses) or 'no IP address'}")
 
 

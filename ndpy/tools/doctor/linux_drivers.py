@@ -53,7 +53,10 @@ def list_devices() -> Listed:
             if match["device"] not in devices:
                 misfits[match["device"]] = _misfit(match)
         elif match := _OTHER_LIBRARY.search(line):
-            what = f"libibverbs knows version {match['most']} of the kernel's verbs interface, which has version {match['kernel']}"
+            what = (
+                f"libibverbs knows version {match['most']} of the kernel's verbs interface, which has version "
+                f"{match['kernel']}"
+            )
             general = what, _newer(int(match["kernel"]) > int(match["most"]))
         else:
             print(line, file=sys.stderr)
@@ -64,8 +67,10 @@ def _misfit(match: re.Match[str]) -> tuple[str, str]:
     least, most, kernel = match["least"], match["most"], match["kernel"]
     known = f"version {least}" if least == most else f"versions {least} to {most}"
     return (
-        f"libibverbs' driver {match['driver']} knows {known} of the interface of the kernel's driver (its ABI), which "
-        f"has version {kernel}",
+        (
+            f"libibverbs' driver {match['driver']} knows {known} of the interface of the kernel's driver (its ABI), "
+            f"which has version {kernel}"
+        ),
         _newer(int(kernel) > int(most)),
     )
 
@@ -77,10 +82,13 @@ def _newer(kernel_is_newer: bool) -> str:
     if kernel_is_newer:
         return (
             f"the kernel's driver is newer than {theirs} of {here}, so take a newer one: of a later release of the "
-            f"distribution, or "
+            "distribution, or "
             "what the card's vendor has for this kernel driver (the same version again does not help)"
         )
-    return f"the kernel's driver is older than {theirs} of {here}: take a newer kernel or driver, or an rdma-core of its time"
+    return (
+        f"the kernel's driver is older than {theirs} of {here}: take a newer kernel or driver, or an rdma-core of its "
+        "time"
+    )
 
 
 @contextlib.contextmanager

@@ -187,7 +187,9 @@ def _status() -> dict[str, str]:
 
 
 def _exempt(status: dict[str, str]) -> bool:
-    """Return whether this process is exempt: it has the capability on the whole machine, not only in a user namespace."""
+    """Return whether this process is exempt: it has the capability on the whole machine, not only in a user
+    namespace.
+    """
     capable = int(status.get("CapEff", "0"), 16) >> _CAP_IPC_LOCK & 1
     return bool(capable) and read(path("/proc/self/uid_map")).split() == _WHOLE_MACHINE
 

@@ -41,7 +41,8 @@ _FIRST_PUBLIC = 20
 _PLACE = r"(P\d+)?(p\d+s\d+(f\d+)?|s\d+(f\d+)?|o\d+)(np?\w?\d+|[dv]\d+|u\d+)*"
 _INTERFACE = re.compile(rf"lo|(eth|ib|bond|br|team|vlan|docker|virbr)\d+|(en|ib)({_PLACE})|ib\d+|docker0")
 _DEVICE = re.compile(
-    rf"(mlx4|mlx5|mlx5_bond|bnxt_re|cxgb4|hns|mana|efa|erdma|irdma|i40iw|ionic|qedr|hfi1|ocrdma|vmw_pvrdma)_?\d+|(rxe|siw)\d+"
+    rf"(mlx4|mlx5|mlx5_bond|bnxt_re|cxgb4|hns|mana|efa|erdma|irdma|i40iw|ionic|qedr|hfi1|ocrdma|vmw_pvrdma)_?\d+"
+    r"|(rxe|siw)\d+"
     rf"|(roce|ib|iw|rdma)({_PLACE})"
 )
 

@@ -34,7 +34,8 @@ from ndpy.vocabulary.system_files import names, path, read, refusal, shown
 
 _MODULES = ("ib_uverbs", "rdma_ucm", "rdma_rxe", "siw", "nvidia", "nvidia_peermem", "nv_peer_mem")
 _RELEASE = re.compile(
-    r"\d+\.\d+[\d.]*(-\d[\d.]*)*([-.](amd64|arm64|cloud|generic|lowlatency|aws|azure|gcp|el\d\w*|fc\d+|x86_64|aarch64))*"
+    r"\d+\.\d+[\d.]*(-\d[\d.]*)*"
+    r"([-.](amd64|arm64|cloud|generic|lowlatency|aws|azure|gcp|el\d\w*|fc\d+|x86_64|aarch64))*"
 )
 _GROUPS = re.compile(r"(docker|kubepods|lxc|libpod|system|user|machine|init)\b")
 _CONTROLLED = (
@@ -262,7 +263,9 @@ def _port(folder: Path, number: int, iwarp: bool, replace: Pseudonyms) -> Iterat
         kind = "RoCE v2" if said == "RoCE v2" else "RoCE v1" if layer == "Ethernet" and not iwarp else "IB"
         made = ipaddress.IPv6Address(replace.gid(value, iwarp))
         netdev = read(folder / "gid_attrs/ndevs" / str(index))
-        yield f"        gid {index} {made.ipv4_mapped or made} {kind}{f' {replace.interface(netdev)}' if netdev else ''}"
+        yield (
+            f"        gid {index} {made.ipv4_mapped or made} {kind}{f' {replace.interface(netdev)}' if netdev else ''}"
+        )
 
 
 # ---- interfaces and routes ----

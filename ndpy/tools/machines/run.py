@@ -96,7 +96,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _finish_hosts(outcomes: Sequence[vm.Outcome], request: Request, say: Callable[[str], None]) -> int:
-    """The status of the first host that did not succeed. A host whose power was cut counts only for its kernel's bugs."""
+    """The status of the first host that did not succeed.
+    A host whose power was cut counts only for its kernel's bugs.
+    """
     statuses = []
     for i, outcome in enumerate(outcomes, 1):
         log = request.keep_log and request.keep_log.with_name(f"{request.keep_log.name}.{i}")

@@ -29,7 +29,9 @@ def element(tag: str, *content: object, **attributes: object) -> Markup:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], label: str) -> Markup:
-    """A table that sorts by a click on a column and has a filter. A float or an int is aligned and sorted as a number."""
+    """A table that sorts by a click on a column and has a filter.
+    A float or an int is aligned and sorted as a number.
+    """
     body = []
     for row in rows:
         body.append(f"<tr>{''.join(map(_cell, row))}</tr>")

@@ -1,4 +1,6 @@
-"""A client of test_frozen_peers.py. It takes part until its process is stopped: frozen_client.py message|aio HOST PORT"""
+"""A client of test_frozen_peers.py.
+It takes part until its process is stopped: frozen_client.py message|aio HOST PORT
+"""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ def command() -> None:
       nth = 3
       status = "RETRY_EXC_ERR"
 
-    The third send of each queue pair fails. `ndpy faults list` prints the kinds of faults. In Python, ndpy.faults has the
-    same, and the plugin of pytest has the fixture rdma_faults.
+    The third send of each queue pair fails. `ndpy faults list` prints the kinds of faults. In Python, ndpy.faults has
+    the same, and the plugin of pytest has the fixture rdma_faults.
     """
 
 
@@ -104,8 +104,8 @@ def run(path: Path, executor: str, allow_unfired: bool, json_file: Path | None, 
     """Run PROGRAM with a scenario, and report which faults fired, and where.
 
     PROGRAM can be any program that uses libibverbs and librdmacm. The processes that it starts have the scenario too.
-    The report goes to standard error. The exit status is that of PROGRAM, with 128 and its number for a signal, or one of
-    these:
+    The report goes to standard error. The exit status is that of PROGRAM, with 128 and its number for a signal, or one
+    of these:
 
     \b
       124  PROGRAM succeeded, and a fault never fired.
@@ -201,8 +201,8 @@ def sweep(
       crashed      A signal ended it.
       not reached  The fault never fired, because the run took another way.
 
-    The exit status is 0 if all runs succeeded, failed or did not reach their fault, 1 if one did not, 130 after Ctrl-C, or
-    one of these:
+    The exit status is 0 if all runs succeeded, failed or did not reach their fault, 1 if one did not, 130 after Ctrl-C,
+    or one of these:
 
     \b
       125  PROGRAM does not succeed without a fault, or there is no such executor.

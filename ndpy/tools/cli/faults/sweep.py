@@ -35,8 +35,8 @@ NOT_REACHED = "not reached"
 # that a shell has started shows as 128 and its number.
 _CRASHES = {4, 5, 6, 7, 8, 11}
 _SHOWN_LINES = 3
-# A program that waits for a silent host does not hang: soft0 gives it up after 10 s, and an attempt to connect after 21 to
-# 54 s. Linux takes about a minute for that (drivers/infiniband/core/cma.c, CMA_MAX_CM_RETRIES).
+# A program that waits for a silent host does not hang: soft0 gives it up after 10 s, and an attempt to connect after 21
+# to 54 s. Linux takes about a minute for that (drivers/infiniband/core/cma.c, CMA_MAX_CM_RETRIES).
 _GIVES_UP_S = 60
 
 
@@ -117,7 +117,8 @@ class Sweep:
     _usual: Counter[str] = field(default_factory=Counter)
 
     def run(self) -> None:
-        """Run the program without a fault, and then with each that is chosen. After Ctrl-C the results until then remain.
+        """Run the program without a fault, and then with each that is chosen. After Ctrl-C the results until then
+        remain.
 
         Raises:
             BadStart: it does not succeed without a fault, or passes no place.
@@ -131,7 +132,8 @@ class Sweep:
             every = sum(map(len, found))
             chosen = list(sweeping.choose(found, self.limits.runs, self.limits.seed))
             click.echo(
-                f"{len(self.places)} places, {every} single faults; running {len(chosen)}, each for at most {deadline_s:.1f} s",
+                f"{len(self.places)} places, {every} single faults; running {len(chosen)}, each for at most "
+                f"{deadline_s:.1f} s",
                 err=True,
             )
             with _progress(len(chosen)) as progress:

@@ -104,7 +104,10 @@ def _count(name: str, help: str, most: int | None = None, *, least: int = 1, **m
     "--max-us",
     multiple=True,
     metavar="[PERCENT:]US",
-    help="Latency: fail if a size takes longer. 12 limits the median, 99.9:80 the 99.9th percentile. May be given several times.",
+    help=(
+        "Latency: fail if a size takes longer. 12 limits the median, 99.9:80 the 99.9th percentile. May be given "
+        "several times."
+    ),
 )
 @click.option("--min-gbps", type=Number(0), metavar="GBPS", help="Bandwidth: fail if a size has less.")
 @click.option("--min-mpps", type=Number(0), metavar="MPPS", help="Bandwidth: fail if a size has a lower message rate.")
@@ -121,31 +124,33 @@ def command(words: tuple[str, ...], serving: bool, listen_at: str | None, client
     ndpy perf TEST [ADAPTER] --peer HOST   against the machine HOST,
     ndpy perf --serve [ADAPTER]            which runs this
 
-    ADAPTER is a name such as rxe0, a name and a port such as mlx5_0:2, a network interface such as eth0.10, or a local IP
-    address. Without it, the command takes the adapter that NDPY_ADAPTER names, or else the first adapter with an active port.
+    ADAPTER is a name such as rxe0, a name and a port such as mlx5_0:2, a network interface such as eth0.10, or a local
+    IP address. Without it, the command takes the adapter that NDPY_ADAPTER names, or else the first adapter with an
+    active port.
 
     The tests have the names and definitions of perftest's programs, so that figures can be laid beside those of
     ib_write_lat, ib_write_bw and so on:
 
     \b
-      write_lat  Half of a round trip. Each side writes, polls the last byte of its own memory, and answers with a write.
-      send_lat   Half of a round trip. Each side sends, takes the completion of its receive, and answers with a send.
+      write_lat  Half of a round trip. Each side writes, polls the last byte of its own memory, answers with a write.
+      send_lat   Half of a round trip. Each side sends, takes the completion of its receive, answers with a send.
       read_lat   The time from the post of an RDMA read until its completion was taken.
       write_bw, read_bw, send_bw
                  The bytes of all iterations, divided by the time from the first post to the last completion.
 
     A latency is the time from one post to the next. Times are in microseconds. Gb/s is 10**9 bits a second, MiB/s 2**20
-    bytes a second, Mpps 10**6 messages a second. The 99th percentile, for example, is the smallest time that 99 per cent of
-    the iterations do not exceed; "-" means that there were too few iterations to know it. perftest leaves the two longest times out of its
-    mean and sends small messages inline by default, which this command does not (see --inline).
+    bytes a second, Mpps 10**6 messages a second. The 99th percentile, for example, is the smallest time that 99 per
+    cent of the iterations do not exceed; "-" means that there were too few iterations to know it. perftest leaves the
+    two longest times out of its mean and sends small messages inline by default, which this command does not (see
+    --inline).
 
     When the clock has stopped, the test checks that the last message has arrived whole.
 
-    The exit status is 0 if all went well, 1 if a limit was broken or the test failed, 2 for wrong usage, and 130 after an
-    interrupt. Ctrl-C prints what has been measured so far.
+    The exit status is 0 if all went well, 1 if a limit was broken or the test failed, 2 for wrong usage, and 130 after
+    an interrupt. Ctrl-C prints what has been measured so far.
 
-    --serve takes every client that can reach its port, one after the other. It needs no arguments about the test. Clients
-    can only move test patterns, to and from memory that the serving side allocates for them.
+    --serve takes every client that can reach its port, one after the other. It needs no arguments about the test.
+    Clients can only move test patterns, to and from memory that the serving side allocates for them.
     """
     begin()
     if serving:

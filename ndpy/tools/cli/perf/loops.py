@@ -185,7 +185,9 @@ def ping_by_send(end: End, idle: Idle, size: int, stamps: array[int], count: int
 
 
 def pong_by_send(end: End, idle: Idle, idle_between: Idle, size: int) -> None:
-    """Answer the messages of ping_by_send(), until idle_between() raises. It is called when all of them are answered."""
+    """Answer the messages of ping_by_send(), until idle_between() raises.
+    It is called when all of them are answered.
+    """
     queue_pair, take, take_next = end.queue_pairs[0], taker(end, idle), taker(end, idle_between)
     send, receive = queue_pair.send, queue_pair.receive
     outgoing, slot, flags = end.region[0:size], end.slots[0], _flags(end, size)

@@ -1,4 +1,6 @@
-"""The output of a run: a table and a histogram for people, JSON, CSV, and the progress bar. plot.py draws the picture."""
+"""The output of a run: a table and a histogram for people, JSON, CSV, and the progress bar.
+plot.py draws the picture.
+"""
 
 from __future__ import annotations
 

@@ -89,7 +89,9 @@ def send_all(end: End, watch: Watch, now: Round, tally: Tally, beat: Beat, tick:
 
 
 def take_until_told(end: End, watch: Watch, now: Round) -> None:
-    """Take messages until the other side says that it has sent its last one. Watch.take_message() returns what it said."""
+    """Take messages until the other side says that it has sent its last one.
+    Watch.take_message() returns what it said.
+    """
     watch.restart()
     with contextlib.suppress(Ended):
         loops.exchange(end, watch.idle_until_told, now.size, 1, 0, 0, Tally(), no_tick, expected=sys.maxsize)

@@ -63,8 +63,9 @@ def command(
 ) -> None:
     """Test an RDMA adapter with real data between two processes.
 
-    ADAPTER is a name such as rxe0, a name and a port such as mlx5_0:2, a network interface such as eth0.10, or a local IP
-    address. Without it, the test takes the adapter that NDPY_ADAPTER names, or else the first adapter with an active port.
+    ADAPTER is a name such as rxe0, a name and a port such as mlx5_0:2, a network interface such as eth0.10, or a local
+    IP address. Without it, the test takes the adapter that NDPY_ADAPTER names, or else the first adapter with an active
+    port.
 
     The second process, the peer, runs on this machine. For a test between two machines, start `ndpy smoke --serve` on
     the other one and give its address to --peer.

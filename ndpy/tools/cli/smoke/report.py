@@ -93,7 +93,9 @@ class Run:
 
 
 class Reporter:
-    """Prints results for a person: with colours and a progress bar on a terminal, else one plain line for each check."""
+    """Prints results for a person: with colours and a progress bar on a terminal, else one plain line for each
+    check.
+    """
 
     def __init__(self, total: int, *, terminal: bool | None = None) -> None:
         self._console = Console(soft_wrap=True, highlight=False)

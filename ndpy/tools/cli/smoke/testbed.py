@@ -164,8 +164,8 @@ class Connection:
         """Wait until the writes that have completed here are in the peer's memory.
 
         On iWARP a write completes before it has arrived, and on Windows the transport may be iWARP. A message is
-        received after everything that was sent before it. The peer of RoCE and InfiniBand acknowledges a write, so there the
-        bytes must be there.
+        received after everything that was sent before it. The peer of RoCE and InfiniBand acknowledges a write, so
+        there the bytes must be there.
         """
         if not self.testbed.writes_are_acknowledged:
             self.send_through(self.testbed.ping)

@@ -65,7 +65,9 @@ def disagreements(near: View, far: View) -> Iterator[str]:
                 yield f"{seen}. An address translator (NAT) or a proxy stands between them"
         if end.own and own and end.own not in own:
             shown = ", ".join(filter(None, own))
-            yield f"{name} connects over {end.own}, which is not an address of its adapter ({shown}): the wrong interface"
+            yield (
+                f"{name} connects over {end.own}, which is not an address of its adapter ({shown}): the wrong interface"
+            )
         if end.own_gid and other.other_gid and end.own_gid != other.other_gid:
             yield f"{other_name} sends to the GID {other.other_gid}, but {name} says that its GID is {end.own_gid}"
 

@@ -77,7 +77,9 @@ def delivered_first(testbed: Testbed) -> str:
 
 @check("disconnect", "flush")
 def flush(testbed: Testbed) -> str:
-    """flush() cancels the posted receives of a queue pair, in order. Another queue pair of the adapter is not affected."""
+    """flush() cancels the posted receives of a queue pair, in order.
+    Another queue pair of the adapter is not affected.
+    """
     other = testbed.connect()
     connection = _with_receives(testbed, 4)
     connection.queue_pair.flush()

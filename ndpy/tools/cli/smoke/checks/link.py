@@ -78,7 +78,9 @@ class _Reach:
 
 @check("link", "path-mtu")
 def path_mtu(testbed: Testbed) -> str:
-    """Packets of every size up to the connection's path MTU get through in both directions, and so do longer messages."""
+    """Packets of every size up to the connection's path MTU get through in both directions, and so do longer
+    messages.
+    """
     connection = testbed.connect(retry=_retry(testbed))
     near, far = _links(testbed, connection)
     path = connection.queue_pair.path
@@ -172,7 +174,10 @@ def _explain(
     larger = max(link.link_mtu or 0 for link in links)
     place = "this machine" if name == NEAR else FAR
     remedy = f"on {place}: {set_mtu(end, max(larger, 4200))}"
-    return f"{told}. Probably {name} is wrong; its link carries packets of {roce_payload(end.link_mtu or 0)} bytes; {remedy}"
+    return (
+        f"{told}. Probably {name} is wrong; its link carries packets of {roce_payload(end.link_mtu or 0)} bytes; "
+        f"{remedy}"
+    )
 
 
 def _path(mtu: int) -> str:

@@ -32,7 +32,10 @@ def open_twice(testbed: Testbed) -> str:
 def peer(testbed: Testbed) -> str:
     """A second process opens the adapter and answers."""
     description = testbed.peer.description
-    return f"{testbed.peer.where}, {description.adapter} ({description.driver}) on {description.system}, ndpy {description.version}"
+    return (
+        f"{testbed.peer.where}, {description.adapter} ({description.driver}) on {description.system}, ndpy "
+        f"{description.version}"
+    )
 
 
 @check("enumerate", "listed")

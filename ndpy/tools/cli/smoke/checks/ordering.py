@@ -71,7 +71,10 @@ def silent_success(testbed: Testbed) -> str:
     connection.let_writes_arrive()
     expect_same(far.contents(), memory.contents(), "what was written")
     if testbed.has(Quirk.IWARP_NO_ACKNOWLEDGEMENT):
-        return f"3 times {depth} requests with one completion each (not checked on iWARP: a refused write does not complete as refused)"
+        return (
+            f"3 times {depth} requests with one completion each (not checked on iWARP: a refused write does not "
+            "complete as refused)"
+        )
     target = far.remote
     target.token ^= 0x5A00A5
     connection.queue_pair.write(memory.region, target, flags=Flags.SILENT_SUCCESS, context=3)

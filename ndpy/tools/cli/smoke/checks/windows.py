@@ -264,7 +264,9 @@ def stale_token(testbed: Testbed) -> str:
 
 @check("windows", "busy-region", needs=_NEEDS)
 def busy_region(testbed: Testbed) -> str:
-    """A region with a bound window cannot be deregistered and keeps working. After invalidate() it can be deregistered."""
+    """A region with a bound window cannot be deregistered and keeps working.
+    After invalidate() it can be deregistered.
+    """
     setup = _set_up(testbed)
     window = setup.bind()
     with refusal(ndpy.DeviceBusyError, "deregister() under a bound window"):
