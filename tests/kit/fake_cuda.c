@@ -284,7 +284,8 @@ int cuStreamQuery(void *stream)
     return SUCCESS;
 }
 
-int cuMemGetHandleForAddressRange(void *handle, uint64_t start, size_t size, int kind, unsigned long long flags)
+/* Called with the lock: a page that two threads export has one copy. */
+static int export_pages(int *handle, uint64_t start, size_t size, int kind, unsigned long long flags)
 {
     calls++;
     if (!is_current())
@@ -301,7 +302,7 @@ int cuMemGetHandleForAddressRange(void *handle, uint64_t start, size_t size, int
         return fake_cuda_settings.export_error;
 
     if (fake_cuda_settings.unmappable) {
-        *(int *)handle = dup(fake_cuda_settings.unmappable);
+        *handle = dup(fake_cuda_settings.unmappable);
         return SUCCESS;
     }
 
@@ -311,8 +312,18 @@ int cuMemGetHandleForAddressRange(void *handle, uint64_t start, size_t size, int
     if (fd < 0 || ftruncate(fd, size) || write(fd, shown, size) != (ssize_t)size ||
         mmap(shown, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
         abort();
-    *(int *)handle = fd;
+    *handle = fd;
     return SUCCESS;
+}
+
+int cuMemGetHandleForAddressRange(void *handle, uint64_t start, size_t size, int kind, unsigned long long flags)
+{
+    int error;
+
+    pthread_mutex_lock(&lock);
+    error = export_pages(handle, start, size, kind, flags);
+    pthread_mutex_unlock(&lock);
+    return error;
 }
 
 /* ---- Copies ---- */
