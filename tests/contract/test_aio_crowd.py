@@ -12,6 +12,7 @@ import time
 import tracemalloc
 
 import pytest
+from kit.deadlines import patient
 from kit.helpers import HAS_GIL, host_of, require, rounds
 
 import ndpy
@@ -20,7 +21,7 @@ from ndpy import aio
 # A thousand on Linux. Under Wine each notification takes a fraction of a millisecond.
 CROWD = rounds(1000 if sys.platform == "linux" else 100, 30)
 TURNS = 5
-LIMIT_S = 900.0
+LIMIT_S = patient(900.0)
 OPTIONS = {"slots": 2, "slot_size": 512, "offers": 1, "timeout_s": LIMIT_S, "close_timeout_s": LIMIT_S}
 # How much longer than the median one connection may wait for its answers.
 UNFAIR = 10
