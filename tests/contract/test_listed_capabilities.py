@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 from pathlib import Path
@@ -16,6 +17,8 @@ SEEN = Path(__file__).resolve().parents[2] / "docs/reference/capabilities.json"
 
 def test_the_reference_lists_what_this_adapter_can_do(adapter: ndpy.Adapter) -> None:
     info = adapter.info
+    if os.environ.get("NDPY_PROVIDER_VERSION") == "1":
+        pytest.skip("the reference has no adapters of NetworkDirect version 1")
     match = re.match(r"\d+\.\d+", platform.release())
     systems = ["any", f"Linux {match[0] if match else platform.release()}"]
     listed = [each for each in json.loads(SEEN.read_text("utf-8")) if each["driver"] == info.driver]

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from kit.deadlines import patient
-from kit.helpers import STRESS
+from kit.helpers import STRESS, require
 
 import ndpy
 import pytest_ndpy
@@ -83,7 +83,8 @@ def session(pytester, adapter_name, request, monkeypatch):
     return run
 
 
-def test_the_example_of_the_documentation(session):
+def test_the_example_of_the_documentation(adapter, session):
+    require(adapter, ndpy.Capability.REGION_ACCESS)
     page = (ROOT / "docs/start/tests.md").read_text("utf-8")
     session(page.partition("```python\n")[2].partition("```")[0]).assert_outcomes(passed=1)
 
@@ -588,7 +589,8 @@ FAULTY = """
 @slow_on_windows
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("by", ["own", "shim"])
-def test_faults_fire_at_the_adapter_of_their_test_and_are_told(session, pytester, adapter_name, by):
+def test_faults_fire_at_the_adapter_of_their_test_and_are_told(adapter, session, pytester, adapter_name, by):
+    require(adapter, ndpy.Capability.REGION_ACCESS)
     if by == "shim":
         if adapter_name != "soft0":
             pytest.skip("drivers have the shim in any case, and Windows has none")

@@ -25,7 +25,7 @@ from kit import remote
 from kit.deadlines import DEADLINE_S as DEADLINE_S
 from kit.deadlines import wait_until as wait_until
 from kit.quirks import has_quirk, skip_where
-from ndpy import Access, Operation, Status, testing
+from ndpy import Access, Operation, Status, ndk, testing
 from ndpy.platforms.verbs import softverbs
 from ndpy.testing import session
 from ndpy.vocabulary.quirks import Quirk
@@ -74,11 +74,16 @@ class Keeper:
         self._things.append(thing)
         return thing
 
+    @staticmethod
+    def _order(thing: Any) -> int:
+        # NdkMr is no Resource, and holds a region. Of an object on another host, the class is known here.
+        kind = ndpy.MemoryRegion if isinstance(thing, ndk.NdkMr) else thing.__class__
+        return getattr(kind, "_release_order", 0)
+
     def close(self) -> None:
         failures = []
         self._things.reverse()
-        # Of an object on another host, the class is known here. NdkMr is no Resource, and holds a region.
-        self._things.sort(key=lambda thing: getattr(thing.__class__, "_release_order", 0))
+        self._things.sort(key=self._order)
         for thing in self._things:
             try:
                 thing.close()
