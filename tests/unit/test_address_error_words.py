@@ -14,8 +14,8 @@ from kit import linux_only as linux_only
 from kit.deadlines import DEADLINE_S
 
 import ndpy
-from ndpy import errors
-from ndpy.platforms.verbs import manager
+from ndpy import errors, platforms
+from ndpy.platforms.verbs import manager, native_calls
 from ndpy.platforms.verbs.native_calls import lib
 from ndpy.vocabulary import routes
 
@@ -82,13 +82,14 @@ def test_a_resolution_without_a_descriptor_names_the_limit(fake, adapter, event)
 
 @pytest.fixture
 def no_descriptor():
-    """From here on this process may open nothing."""
+    """From here on this process may open nothing, or as many files as it is told."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
-    def begin():
-        free = os.open("/dev/null", os.O_RDONLY)
-        os.close(free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    def begin(count=0):
+        found = [os.open("/dev/null", os.O_RDONLY) for _ in range(count + 1)]
+        for descriptor in found:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (found[-1], hard))
 
     yield begin
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -110,6 +111,25 @@ def test_a_route_that_cannot_be_asked_for_is_not_taken_for_none(no_descriptor):
         ndpy.InsufficientResourcesError, match=r"no way to 127\.0\.0\.1 can be looked for: .*RLIMIT_NOFILE"
     ):
         routes.find_route(info, socket.AF_INET, ("127.0.0.1", 4000), dict)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_look_for_adapters_with_few_descriptors_is_not_taken_for_none(no_descriptor, count):
+    down = types.SimpleNamespace(name="card0", state="down", ports=(), addresses=())
+    with pytest.raises(ndpy.AdapterNotFoundError, match="no adapter has an active port"):
+        platforms.choose([down], None)
+    no_descriptor(count)
+    with pytest.raises(ndpy.InsufficientResourcesError, match=r"an adapter cannot be looked for: .*RLIMIT_NOFILE"):
+        platforms.choose([down], None)
+
+
+def test_a_library_without_a_descriptor_is_not_taken_for_missing(no_descriptor):
+    paths = ["/usr/lib/libabsent.so.1", "/usr/lib/libabsent.so.2"]
+    failed, reason = native_calls._load(lib.NDPY_SYSTEM, paths)
+    assert failed == 1 and paths[0] in reason
+    no_descriptor()
+    with pytest.raises(ndpy.InsufficientResourcesError, match=rf"{paths[0]} cannot be loaded: .*RLIMIT_NOFILE"):
+        native_calls._load(lib.NDPY_SYSTEM, paths)
 
 
 def test_an_adapter_without_a_descriptor_for_its_thread_names_the_limit(fake, monkeypatch):
