@@ -28,6 +28,7 @@ from kit.threads import Elsewhere, beside
 
 import ndpy
 from ndpy import Flags, Notify, Status
+from ndpy.objects import completion_queue
 from ndpy.objects.pending import wait_or_cancel
 from ndpy.vocabulary.quirks import Quirk
 
@@ -192,6 +193,16 @@ def test_closing_ends_the_waits(adapter, keep):
     for waiter in waiters:
         with pytest.raises(ndpy.ClosedError):
             waiter.result()
+
+
+def test_close_goes_on_when_the_last_waiting_thread_has_left(adapter, monkeypatch):
+    monkeypatch.setattr(completion_queue, "_LEAVE_S", 4 * DEADLINE_S)
+    queue = adapter.create_completion_queue(4)
+    waiting = Elsewhere(queue.wait).start()
+    wait_until(lambda: queue._waiters, "the thread sleeps")
+    Elsewhere(queue.close).start().result()
+    with pytest.raises(ndpy.ClosedError):
+        waiting.result()
 
 
 def test_a_closed_queue_cannot_be_used(adapter):
